@@ -1,0 +1,23 @@
+//! The A2A protocol as Rust types: what every room says to every other one.
+//!
+//! This crate owns the generated messages of `lf.a2a.v1` ([`v1`]), their ProtoJSON ([`json`]), what makes a
+//! message valid ([`validate`]), the one error taxonomy with its form on each wire ([`error`]), and the task
+//! state machine ([`state`]). It is pure: no tokio, no I/O, no clock, no configuration, and nothing about how
+//! a request arrives or where a task is kept.
+
+pub mod error;
+pub mod wkt;
+
+pub use error::{Error, Kind, Result, Violation};
+
+/// The generated messages of package `lf.a2a.v1`.
+///
+/// Their serde implementations are for [`json`] only: used alone they miss ProtoJSON's rules for `null`.
+#[expect(clippy::all, clippy::allow_attributes, reason = "generated")]
+pub mod v1 {
+    include!(concat!(env!("OUT_DIR"), "/lf.a2a.v1.rs"));
+    include!(concat!(env!("OUT_DIR"), "/lf.a2a.v1.serde.rs"));
+}
+
+/// The encoded `google.protobuf.FileDescriptorSet` of `a2a.proto` and its imports, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/a2a.bin"));

@@ -1,0 +1,14 @@
+//! The storage kernel: what changes together, commits together.
+//!
+//! Owns records, ordered indexes, streams with their consumer group, notices and limits, and the one atomic
+//! [`Engine::commit`] over all of them (design §4). Knows nothing of A2A: keys, scores and payloads are its
+//! callers' business. Nobody else names SQL or `redis` for tasks and streams.
+
+pub mod kernel;
+pub mod sqlite;
+pub mod worker;
+
+pub use kernel::{
+    At, Batch, Check, Claim, Claimed, CommitId, Committed, Conflict, Depth, Engine, Entry, EntryId, Error, IndexQuery,
+    Millis, Notice, Notices, Op, Order, Rate, ReadLimit, Record, Result, Shard,
+};
