@@ -1,1 +1,6 @@
+//! What every Rialto process needs around its services: configuration, logs, signals, supervised tasks.
+//!
+//! Knows no wire and no store; services take their section of the [`config::Config`] from here.
 
+pub mod config;
+pub mod units;

@@ -8,6 +8,12 @@ mod timestamp;
 
 use std::collections::BTreeMap;
 
+use prost::{
+    DecodeError,
+    bytes::{Buf, BufMut},
+    encoding::{DecodeContext, WireType, btree_map, message, skip_field, string},
+};
+
 pub use timestamp::{Timestamp, TimestampError};
 
 /// The greatest integer that JSON and a double agree on, 2^53 − 1. Greater ones are refused, never rounded.
@@ -18,11 +24,40 @@ pub const MAX_SAFE_INTEGER: i64 = (1 << 53) - 1;
 pub struct Empty {}
 
 /// `google.protobuf.Struct`: a JSON object, keys in order.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Struct {
     /// The members.
-    #[prost(btree_map = "string, message", tag = "1")]
     pub fields: BTreeMap<String, Value>,
+}
+
+/// By hand for one reason: prost stops at 100 nested messages, and a JSON object costs three (value, struct,
+/// map entry), so 32 objects inside a stored task could be written but never read again. Here the entry is free.
+impl prost::Message for Struct {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        btree_map::encode(string::encode, string::encoded_len, message::encode, message::encoded_len, 1, &self.fields, buf);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        if tag != 1 {
+            return skip_field(wire_type, tag, buf, ctx);
+        }
+        let value = |wire_type, value: &mut Value, buf: &mut _, _| message::merge(wire_type, value, buf, ctx.clone());
+        btree_map::merge(string::merge, value, &mut self.fields, buf, ctx.clone())
+    }
+
+    fn encoded_len(&self) -> usize {
+        btree_map::encoded_len(string::encoded_len, message::encoded_len, 1, &self.fields)
+    }
+
+    fn clear(&mut self) {
+        self.fields.clear();
+    }
 }
 
 /// `google.protobuf.ListValue`: a JSON array.
