@@ -4,18 +4,18 @@
 //! [`Transport`], which is either a server in the same process or a network channel. Knows no service and no
 //! store; errors cross a hop as `google.rpc.Status` (see `rialto_a2a::Error::to_status`).
 
+mod network;
 mod transport;
 
+pub use network::Target;
 pub use transport::{MAX_MESSAGE_BYTES, Transport};
 
 /// The official gRPC binding: `lf.a2a.v1.A2AService`.
-#[expect(missing_debug_implementations, clippy::all, reason = "generated code")]
 pub mod a2a {
     tonic::include_proto!("lf.a2a.v1");
 }
 
 /// The contract of task-store.
-#[expect(missing_debug_implementations, clippy::all, reason = "generated code")]
 pub mod tasks {
     use super::{MAX_MESSAGE_BYTES, Transport};
 

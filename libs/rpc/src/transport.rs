@@ -27,7 +27,15 @@ impl Transport {
         S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + Sync + 'static,
         S::Future: Send + 'static,
     {
-        Self(BoxCloneSyncService::new(server.map_err(|never| match never {})))
+        Self::new(server.map_err(|never| match never {}))
+    }
+
+    pub(crate) fn new<S>(service: S) -> Self
+    where
+        S: Service<Request, Response = Response, Error = StdError> + Clone + Send + Sync + 'static,
+        S::Future: Send + 'static,
+    {
+        Self(BoxCloneSyncService::new(service))
     }
 }
 
