@@ -11,11 +11,13 @@ pub use network::Target;
 pub use transport::{MAX_MESSAGE_BYTES, Transport};
 
 /// The official gRPC binding: `lf.a2a.v1.A2AService`.
+#[expect(clippy::allow_attributes, reason = "generated code")]
 pub mod a2a {
     tonic::include_proto!("lf.a2a.v1");
 }
 
 /// The contract of task-store.
+#[expect(clippy::allow_attributes, reason = "generated code")]
 pub mod tasks {
     use super::{MAX_MESSAGE_BYTES, Transport};
 
