@@ -6,6 +6,9 @@
 //! a request arrives or where a task is kept.
 
 pub mod error;
+pub mod json;
+mod text;
+mod wire;
 pub mod wkt;
 
 pub use error::{Error, Kind, Result, Violation};

@@ -9,14 +9,22 @@ mod lenient;
 #[cfg(test)]
 mod tests;
 
-use serde::{Serialize, de::DeserializeOwned};
+use std::borrow::Cow;
+
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 use serde_json::error::Category;
 
 use self::lenient::{Lenient, Place, Trace};
-use crate::error::{Error, Kind, Result};
+use crate::{
+    error::{Error, Kind, Result, Violation},
+    text::cut,
+};
 
-/// How deep a `Struct` or `Value` may nest. More would meet the limit of 100 messages that most protobuf
-/// decoders have: accepted here, unreadable there.
+/// How deep a `Struct` or `Value` may nest. Protobuf decoders stop at 100 nested messages, of which a JSON object
+/// takes three: with more, what is accepted here could not be read there.
 pub const MAX_DEPTH: usize = 32;
 
 /// Longest description that a refusal quotes; serde repeats the caller's whole string.
@@ -45,9 +53,16 @@ pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T> {
         json.end()?;
         Ok(message)
     });
-    message.map_err(|error| match serde_json::from_str::<serde::de::IgnoredAny>(text) {
-        Err(malformed) => Error::new(Kind::Parse, format!("Invalid JSON payload: {malformed}")),
-        Ok(_) => refusal(&error, &trace),
+    message.map_err(|error| {
+        // A wrong field may hide a missing brace further on; then the text is the trouble, not the field.
+        let malformed = match error.classify() {
+            Category::Syntax | Category::Eof if !error.to_string().starts_with(TOO_LARGE) => Some(error.to_string()),
+            _ => serde_json::from_str::<IgnoredAny>(text).err().map(|error| error.to_string()),
+        };
+        match malformed {
+            Some(reason) => Error::new(Kind::Parse, format!("Invalid JSON payload: {reason}")),
+            None => refusal(&error, &trace),
+        }
     })
 }
 
@@ -87,16 +102,19 @@ pub fn to_value<T: Serialize>(message: &T) -> Result<serde_json::Value> {
     serde_json::to_value(message).map_err(|_| Error::internal())
 }
 
+/// What serde_json calls a number beyond a double, which is good JSON all the same.
+const TOO_LARGE: &str = "number out of range";
+
 fn refusal(error: &serde_json::Error, trace: &Trace<'_>) -> Error {
-    debug_assert!(error.classify() != Category::Io, "there is no reader");
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = text.strip_suffix(&place).unwrap_or(&text);
-    Error::invalid(trace.path(), cut(explain(text).into_owned(), MAX_DESCRIPTION))
+    let description = cut(&explain(text), MAX_DESCRIPTION);
+    Error::from_violations(vec![Violation { field: trace.path(), description }])
 }
 
 /// serde's words in terms of the protocol.
-fn explain(text: &str) -> std::borrow::Cow<'_, str> {
+fn explain(text: &str) -> Cow<'_, str> {
     const NOT_INT: [&str; 4] =
         ["data did not match any variant of untagged", "invalid digit found", "number too", "cannot parse integer"];
     if NOT_INT.iter().any(|start| text.starts_with(start)) {
@@ -108,21 +126,8 @@ fn explain(text: &str) -> std::borrow::Cow<'_, str> {
     if text.starts_with("Invalid ") {
         return format!("not base64: {text}").into();
     }
-    if text == "number out of range" {
+    if text == TOO_LARGE {
         return "the number is too large".into();
     }
     text.replace("struct lf.a2a.v1.", "an object, ").replace("expected expected", "expected").into()
-}
-
-/// `text`, at most `max` bytes of it.
-pub(crate) fn cut(mut text: String, max: usize) -> String {
-    if text.len() > max {
-        let mut end = max - '…'.len_utf8();
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }

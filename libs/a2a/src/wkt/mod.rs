@@ -14,6 +14,7 @@ use prost::{
     encoding::{DecodeContext, WireType, btree_map, message, skip_field, string},
 };
 
+pub(crate) use json::inexact;
 pub use timestamp::{Timestamp, TimestampError};
 
 /// The greatest integer that JSON and a double agree on, 2^53 − 1. Greater ones are refused, never rounded.
@@ -34,7 +35,15 @@ pub struct Struct {
 /// map entry), so 32 objects inside a stored task could be written but never read again. Here the entry is free.
 impl prost::Message for Struct {
     fn encode_raw(&self, buf: &mut impl BufMut) {
-        btree_map::encode(string::encode, string::encoded_len, message::encode, message::encoded_len, 1, &self.fields, buf);
+        btree_map::encode(
+            string::encode,
+            string::encoded_len,
+            message::encode,
+            message::encoded_len,
+            1,
+            &self.fields,
+            buf,
+        );
     }
 
     fn merge_field(

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use jiff::{SignedDuration, civil, fmt::temporal::Pieces};
+use jiff::{SignedDuration, civil};
 
 const EPOCH: civil::DateTime = civil::date(1970, 1, 1).at(0, 0, 0, 0);
 /// 0001-01-01T00:00:00Z, the first second that protobuf allows.
@@ -81,18 +81,56 @@ impl FromStr for Timestamp {
     type Err = TimestampError;
 
     fn from_str(text: &str) -> Result<Self, TimestampError> {
-        // `Pieces` and not `jiff::Timestamp`, whose last day is 9999-12-30. It reads more than RFC 3339.
-        let pieces = Pieces::parse(text).map_err(|_| TimestampError)?;
-        let (Some(time), Some(offset), None) = (pieces.time(), pieces.to_numeric_offset(), pieces.time_zone_annotation())
-        else {
-            return Err(TimestampError);
-        };
-        let since = pieces.date().to_datetime(time).duration_since(EPOCH);
-        let since = since - SignedDuration::from_secs(offset.seconds().into());
-        let moment = Self {
-            seconds: i64::try_from(since.as_nanos().div_euclid(1_000_000_000)).map_err(|_| TimestampError)?,
-            nanos: since.subsec_nanos().rem_euclid(1_000_000_000),
-        };
-        moment.check().map(|()| moment)
+        parse(text).filter(|moment| moment.check().is_ok()).ok_or(TimestampError)
     }
+}
+
+/// RFC 3339 and nothing else, unlike the parsers of time libraries; jiff knows the calendar.
+fn parse(text: &str) -> Option<Timestamp> {
+    let (whole, rest) = text.split_at_checked(19)?;
+    let [year, month, day, hour, minute, second] = numbers(whole, "0000-00-00T00:00:00")?;
+    let moment =
+        civil::DateTime::new(year, small(month)?, small(day)?, small(hour)?, small(minute)?, small(second)?, 0);
+
+    let (fraction, offset) = match rest.strip_prefix('.') {
+        Some(rest) => rest.split_at_checked(rest.find(|c: char| !c.is_ascii_digit())?)?,
+        None => ("0", rest),
+    };
+    let nanos = match fraction.len() {
+        digits @ 1..=9 => fraction.parse::<i32>().ok()? * 10_i32.pow(9 - u32::try_from(digits).ok()?),
+        _ => return None,
+    };
+
+    let east = if offset.eq_ignore_ascii_case("z") {
+        0
+    } else {
+        let [hours, minutes] = numbers(offset.get(1..)?, "00:00")?;
+        let seconds = (hours < 24 && minutes < 60).then(|| (i64::from(hours) * 60 + i64::from(minutes)) * 60)?;
+        match offset.as_bytes()[0] {
+            b'+' => seconds,
+            b'-' => -seconds,
+            _ => return None,
+        }
+    };
+    Some(Timestamp { seconds: moment.ok()?.duration_since(EPOCH).as_secs() - east, nanos })
+}
+
+/// The numbers of a text that looks like `shape`, where `0` stands for any digit.
+fn numbers<const N: usize>(text: &str, shape: &str) -> Option<[i16; N]> {
+    let alike =
+        |(c, wanted): (u8, u8)| if wanted == b'0' { c.is_ascii_digit() } else { c.eq_ignore_ascii_case(&wanted) };
+    if text.len() != shape.len() || !text.bytes().zip(shape.bytes()).all(alike) {
+        return None;
+    }
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    let mut all = [0; N];
+    for number in &mut all {
+        *number = next()?;
+    }
+    Some(all)
+}
+
+fn small(number: i16) -> Option<i8> {
+    number.try_into().ok()
 }
