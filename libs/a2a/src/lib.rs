@@ -8,6 +8,7 @@
 pub mod error;
 pub mod json;
 mod text;
+pub mod validate;
 mod wire;
 pub mod wkt;
 
