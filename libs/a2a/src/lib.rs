@@ -7,6 +7,7 @@
 
 pub mod error;
 pub mod json;
+pub mod state;
 mod text;
 pub mod validate;
 mod wire;
