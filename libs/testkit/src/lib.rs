@@ -1,1 +1,6 @@
+//! What tests need of the world: real servers, and a network that misbehaves on demand.
+//!
+//! Only ever a dev-dependency.
 
+pub mod chaos;
+pub mod redis;
