@@ -4,7 +4,10 @@
 //! [`Engine::commit`] over all of them (design §4). Knows nothing of A2A: keys, scores and payloads are its
 //! callers' business. Nobody else names SQL or `redis` for tasks and streams.
 
+mod clock;
 pub mod kernel;
+mod limit;
+mod notices;
 pub mod sqlite;
 pub mod worker;
 

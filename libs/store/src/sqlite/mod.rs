@@ -1,0 +1,354 @@
+//! The embedded engine: one SQLite file, one process.
+//!
+//! One thread writes; it puts all waiting commits into one transaction, so many callers share one `fsync`, and
+//! answers after `COMMIT`. Reads use their own connections and see everything that was answered. In memory, the
+//! callers write themselves, on the one connection there is.
+
+mod cache;
+mod claims;
+mod codec;
+mod groups;
+mod read;
+mod schema;
+mod space;
+mod transaction;
+mod writer;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+};
+
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use self::{
+    groups::{Groups, lock},
+    schema::Folder,
+    space::Space,
+    writer::{Job, Writer},
+};
+use crate::{
+    Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
+    Record, Result, Shard, clock::Clock, notices::Hub,
+};
+
+/// Connections that read a file.
+const READERS: usize = 4;
+
+/// Calls that may wait for the writer before callers are slowed down.
+const QUEUE: usize = 1024;
+
+/// How to open a [`SqliteEngine`].
+#[derive(Clone, Debug)]
+pub struct SqliteConfig {
+    /// The data folder; made when missing. `None` keeps everything in memory.
+    pub path: Option<PathBuf>,
+    /// Fixed when the folder is first used.
+    pub shards: Shard,
+    /// Whether an answered commit survives a power cut (`fsync` for each group of commits). It survives the death
+    /// of the process in any case.
+    pub durable: bool,
+    /// Bytes that the data may take; beyond that the store says [`Error::Full`].
+    pub max_size: Option<u64>,
+}
+
+impl SqliteConfig {
+    /// In memory, for tests and for trying things out.
+    #[must_use]
+    pub const fn memory(shards: Shard) -> Self {
+        Self { path: None, shards, durable: false, max_size: None }
+    }
+
+    /// In a folder, losing nothing.
+    #[must_use]
+    pub fn folder(path: impl Into<PathBuf>, shards: Shard) -> Self {
+        Self { path: Some(path.into()), shards, durable: true, max_size: None }
+    }
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Somebody else has it.
+    #[error("the data folder {} is used by another process; stop that one, or give this one a folder of its own",
+        .path.display())]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// No place to write.
+    #[error("cannot write to the data folder {}: {reason}; create it for this user, or choose another one",
+        .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// From the operating system.
+        reason: String,
+    },
+    /// It was set up differently.
+    #[error("the store has {stored} shards, not {wanted}; set shards to {stored}, or start with an empty folder")]
+    Shards {
+        /// What the store has.
+        stored: Shard,
+        /// What was asked for.
+        wanted: Shard,
+    },
+    /// Zero shards.
+    #[error("a store has at least one shard; set shards to 1 or more")]
+    NoShards,
+    /// Written by a later release.
+    #[error("the store has format {found}, this program knows {known}; run the newer release that wrote it")]
+    Newer {
+        /// What the store has.
+        found: i64,
+        /// The newest that is understood.
+        known: i64,
+    },
+    /// Not a database, or a damaged one.
+    #[error("the database {} is damaged: {reason}; restore a backup, or move it away to start empty", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// From SQLite.
+        reason: String,
+    },
+    /// Anything else.
+    #[error("cannot open the store: {0}")]
+    Other(String),
+}
+
+impl OpenError {
+    fn from_sql(folder: Option<&Path>, error: rusqlite::Error) -> Self {
+        let reason = error.to_string();
+        let Some(folder) = folder else { return Self::Other(reason) };
+        match error.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+                Self::Damaged { path: folder.join(schema::DATABASE), reason }
+            }
+            Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::DiskFull) => {
+                Self::Folder { path: folder.to_owned(), reason }
+            }
+            _ => Self::Other(reason),
+        }
+    }
+}
+
+/// What the writer and the callers share.
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    hub: Hub,
+    groups: Groups,
+    /// Deliveries that the next transaction writes down. Always empty in memory.
+    delivered: Mutex<Vec<Delivered>>,
+}
+
+/// How often an entry was handed out.
+#[derive(Debug)]
+struct Delivered {
+    shard: Shard,
+    stream: Arc<str>,
+    id: EntryId,
+    deliveries: u32,
+}
+
+/// The embedded engine. Dropping it finishes what is queued and gives the folder free.
+pub struct SqliteEngine {
+    shards: Shard,
+    shared: Arc<Shared>,
+    store: Store,
+}
+
+enum Store {
+    Memory(Box<Mutex<Writer>>),
+    File(File),
+}
+
+struct File {
+    /// `None` only while being dropped.
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    readers: Mutex<Vec<Connection>>,
+    permits: Semaphore,
+    /// Dropped last: the folder is free when nothing touches it any more.
+    _folder: Arc<Folder>,
+}
+
+impl fmt::Debug for SqliteEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let in_memory = matches!(self.store, Store::Memory(_));
+        f.debug_struct("SqliteEngine").field("shards", &self.shards).field("in_memory", &in_memory).finish()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        self.jobs = None;
+        // The writer closes last, which folds the log into the database.
+        lock(&self.readers).clear();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the writer of the store had panicked");
+        }
+    }
+}
+
+impl SqliteEngine {
+    /// Opens or makes a store.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; each one says what to do.
+    pub fn open(config: SqliteConfig) -> Result<Arc<Self>, OpenError> {
+        if config.shards == 0 {
+            return Err(OpenError::NoShards);
+        }
+        let folder = config.path.as_deref().map(Folder::open).transpose()?.map(Arc::new);
+        let conn = schema::open_writer(&config, folder.as_deref())?;
+        let failed = |error| OpenError::from_sql(config.path.as_deref(), error);
+        let shared = Arc::new(Shared {
+            clock: Clock::new(),
+            hub: Hub::new(),
+            groups: Groups::new(config.shards),
+            delivered: Mutex::default(),
+        });
+        let space = Space::new(&conn, config.max_size, folder.as_deref().map(Folder::path)).map_err(failed)?;
+        let writer = Writer::new(conn, Arc::clone(&shared), config.shards, space).map_err(failed)?;
+        let store = match folder {
+            None => Store::Memory(Box::new(Mutex::new(writer))),
+            Some(folder) => Store::File(File::start(writer, folder).map_err(failed)?),
+        };
+        Ok(Arc::new(Self { shards: config.shards, shared, store }))
+    }
+
+    /// Runs a read. It is a matter of microseconds, so it runs right here.
+    async fn reading<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send) -> Result<T> {
+        match &self.store {
+            Store::Memory(writer) => read(lock(writer).connection()),
+            Store::File(file) => {
+                let _permit = file.permits.acquire().await.map_err(|_| stopped())?;
+                let Some(conn) = lock(&file.readers).pop() else { return Err(stopped()) };
+                let result = read(&conn);
+                lock(&file.readers).push(conn);
+                result
+            }
+        }
+        .map_err(|error| unavailable(&error))
+    }
+
+    fn check_shard(&self, shard: Shard) -> Result<()> {
+        if shard < self.shards {
+            return Ok(());
+        }
+        Err(Error::Malformed(format!("shard {shard} of {}", self.shards)))
+    }
+}
+
+impl File {
+    fn start(writer: Writer, folder: Arc<Folder>) -> rusqlite::Result<Self> {
+        let readers = (0..READERS).map(|_| schema::open_reader(&folder)).collect::<rusqlite::Result<Vec<_>>>()?;
+        let (jobs, queue) = mpsc::channel(QUEUE);
+        let thread = std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || writer.run(queue));
+        let thread = thread.map_err(|_| rusqlite::Error::InvalidQuery)?;
+        Ok(Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+            readers: Mutex::new(readers),
+            permits: Semaphore::new(READERS),
+            _folder: folder,
+        })
+    }
+
+    /// Room for one more job.
+    async fn slot(&self) -> Result<mpsc::Permit<'_, Job>> {
+        self.jobs.as_ref().ok_or_else(stopped)?.reserve().await.map_err(|_| stopped())
+    }
+}
+
+fn stopped() -> Error {
+    Error::Unavailable("the store has stopped".to_owned())
+}
+
+fn unavailable(error: &rusqlite::Error) -> Error {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Error::Full,
+        _ => Error::Unavailable(error.to_string()),
+    }
+}
+
+#[async_trait::async_trait]
+impl Engine for SqliteEngine {
+    fn shards(&self) -> Shard {
+        self.shards
+    }
+
+    fn now(&self) -> Millis {
+        self.shared.clock.now()
+    }
+
+    async fn commit(&self, batch: Batch) -> Result<Committed> {
+        self.check_shard(batch.shard)?;
+        transaction::validate(&batch)?;
+        match &self.store {
+            Store::Memory(writer) => lock(writer).commit_one(&batch),
+            Store::File(file) => {
+                let slot = file.slot().await?;
+                let (reply, answer) = oneshot::channel();
+                slot.send(Job::Commit { batch, reply });
+                answer.await.map_err(|_| stopped())?
+            }
+        }
+    }
+
+    async fn get(&self, shard: Shard, keys: &[&str]) -> Result<Vec<Option<Record>>> {
+        self.reading(|conn| read::records(conn, shard, keys)).await
+    }
+
+    async fn read(&self, shard: Shard, stream: &str, after: EntryId, limit: ReadLimit) -> Result<Vec<Entry>> {
+        self.reading(|conn| read::entries(conn, shard, stream, after, limit)).await
+    }
+
+    async fn read_last(&self, shard: Shard, stream: &str, n: usize) -> Result<Vec<Entry>> {
+        self.reading(|conn| read::last_entries(conn, shard, stream, n)).await
+    }
+
+    async fn index(&self, shard: Shard, query: &IndexQuery) -> Result<Vec<(i64, String)>> {
+        self.reading(|conn| read::index(conn, shard, query)).await
+    }
+
+    async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64> {
+        self.reading(|conn| read::index_count(conn, shard, index, min)).await
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Vec<Claimed>> {
+        self.claim_or_wait(claim).await
+    }
+
+    async fn heartbeat(&self, shard: Shard, stream: &str, consumer: &str, ids: &[EntryId]) -> Result<Vec<bool>> {
+        Ok(self.touch(shard, stream, consumer, ids))
+    }
+
+    async fn tick(&self, shard: Shard, streams: &[String]) -> Result<u64> {
+        self.check_shard(shard)?;
+        match &self.store {
+            Store::Memory(writer) => lock(writer).tick_one(shard, streams),
+            Store::File(file) => {
+                let slot = file.slot().await?;
+                let (reply, answer) = oneshot::channel();
+                slot.send(Job::Tick { shard, streams: streams.to_vec(), reply: Some(reply) });
+                answer.await.map_err(|_| stopped())?
+            }
+        }
+    }
+
+    async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth> {
+        self.reading(|conn| self.depth_of(conn, shard, stream)).await
+    }
+
+    async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {
+        Ok(self.shared.hub.listen(shard, topic))
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests of the store through its public face.
+
+mod smoke;
