@@ -2,7 +2,10 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, Unexpected, Visitor},
+};
 
 /// A length of time: a number and `ms`, `s`, `m`, `h` or `d`. `0` alone is allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,8 +44,15 @@ impl Size {
 }
 
 const SPANS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
-const SIZES: [(&str, u64); 7] =
-    [("B", 1), ("kB", 1_000), ("KiB", 1 << 10), ("MB", 1_000_000), ("MiB", 1 << 20), ("GB", 1_000_000_000), ("GiB", 1 << 30)];
+const SIZES: [(&str, u64); 7] = [
+    ("B", 1),
+    ("kB", 1_000),
+    ("KiB", 1 << 10),
+    ("MB", 1_000_000),
+    ("MiB", 1 << 20),
+    ("GB", 1_000_000_000),
+    ("GiB", 1 << 30),
+];
 
 /// Splits `4MiB` into its number and the factor of its unit.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -58,8 +68,11 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 
 /// Writes a number in the largest unit that divides it.
 fn write(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
-    let (name, factor) =
-        units.iter().filter(|(_, factor)| value.is_multiple_of(*factor)).max_by_key(|(_, factor)| *factor).unwrap_or(&units[0]);
+    let (name, factor) = units
+        .iter()
+        .filter(|(_, factor)| value.is_multiple_of(*factor))
+        .max_by_key(|(_, factor)| *factor)
+        .unwrap_or(&units[0]);
     if value == 0 { f.write_str("0") } else { write!(f, "{}{name}", value / factor) }
 }
 
@@ -93,7 +106,7 @@ impl fmt::Display for Size {
 }
 
 macro_rules! as_text {
-    ($($unit:ty),*) => {$(
+    ($($unit:ident, $expecting:literal;)*) => {$(
         impl Serialize for $unit {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -102,10 +115,34 @@ macro_rules! as_text {
 
         impl<'de> Deserialize<'de> for $unit {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+                struct Text;
+
+                impl Visitor<'_> for Text {
+                    type Value = $unit;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str($expecting)
+                    }
+
+                    fn visit_i64<E: de::Error>(self, number: i64) -> Result<$unit, E> {
+                        match number {
+                            0 => Ok($unit::default()),
+                            _ => Err(E::invalid_type(Unexpected::Signed(number), &self)),
+                        }
+                    }
+
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$unit, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                }
+
+                deserializer.deserialize_str(Text)
             }
         }
     )*};
 }
 
-as_text!(Span, Size);
+as_text! {
+    Span, "a time such as \"30s\" or \"10m\"";
+    Size, "a size such as \"64KiB\" or \"4MiB\"";
+}

@@ -3,9 +3,20 @@
 //! One file (YAML or TOML), then `RIALTO__SECTION__KEY` variables, then flags. Keys are kebab-case; `_` is read
 //! as `-`. An unknown key is an error with a suggestion, and all faults are reported at once.
 
+mod check;
+mod de;
+mod load;
+mod print;
+mod tree;
+
 use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+pub use self::{
+    load::{Fault, Faults, Flag, Loaded, Sources, load, parse_yaml},
+    print::to_yaml,
+};
 
 use crate::units::{Size, Span};
 
@@ -67,7 +78,8 @@ pub struct Agent {
     /// What the agent card says.
     #[serde(default)]
     pub card: Card,
-    /// What answers.
+    /// What answers: a map with a `type`, or the type alone.
+    #[serde(serialize_with = "print::tagged")]
     pub backend: Backend,
     /// A second message while a turn of its context runs.
     #[serde(default)]
@@ -126,9 +138,10 @@ pub struct ContextWindow {
     pub bytes: Size,
 }
 
-/// What answers for an agent.
+/// What answers for an agent. In a configuration the key `type` tells which one; it is not a serde tag,
+/// because serde would buffer the section and lose the place of a fault.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(tag = "type", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
 pub enum Backend {
     /// Answers with the message's text.
     Echo {},
@@ -139,8 +152,8 @@ pub enum Backend {
         /// Working folder.
         #[serde(default)]
         cwd: Option<PathBuf>,
-        /// Variables added to the process's environment.
-        #[serde(default)]
+        /// Variables added to the process's environment. Their values may be secrets.
+        #[serde(default, serialize_with = "print::redacted")]
         env: BTreeMap<String, String>,
         /// Processes stay and take many turns, instead of one process per turn.
         #[serde(default)]
@@ -434,3 +447,6 @@ impl Default for Limits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

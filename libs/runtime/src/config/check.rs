@@ -1,0 +1,361 @@
+//! What types cannot say about a configuration.
+
+use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
+
+use url::Url;
+
+use super::{Agent, Backend, Card, Config, Limits, StoreKind, load::Broken};
+use crate::units::{Size, Span};
+
+/// First path segments that Rialto needs for itself, on every host.
+const RESERVED: [&str; 16] = [
+    "a2a",
+    "task",
+    "bounty",
+    "billing",
+    "report",
+    "claim",
+    "account",
+    "oauth",
+    "device",
+    "docs",
+    "tasks",
+    "v1",
+    "health",
+    "extendedAgentCard",
+    ".well-known",
+    "skill.md",
+];
+
+/// Segments that lead to operations below every mount.
+const OPERATIONS: [&str; 4] = ["tasks", "extendedAgentCard", ".well-known", "v1"];
+
+/// A task of this size still fits every message between services.
+const MAX_TASK: Size = Size::mib(16);
+
+/// All broken rules of a configuration.
+pub(super) fn check(config: &Config) -> Vec<Broken> {
+    let mut rules = Rules(Vec::new());
+    rules.addresses(config);
+    if config.store == StoreKind::Redis {
+        rules.broken("store", "redis comes with `rialto serve`; this version has sqlite only");
+    }
+    rules.positive("stop-grace", config.stop_grace);
+    for (at, network) in config.trusted_proxies.iter().enumerate() {
+        rules.require(is_network(network), &format!("trusted-proxies[{at}]"), || {
+            format!("{network:?} is not a network such as \"10.0.0.0/8\" or \"fd00::/8\"")
+        });
+    }
+    for (at, origin) in config.cors_origins.iter().enumerate() {
+        rules.require(origin == "*" || is_origin(origin), &format!("cors-origins[{at}]"), || {
+            format!("{origin:?} is not an origin such as \"https://app.example.com\", and not \"*\"")
+        });
+    }
+    rules.limits(&config.limits);
+    rules.require(!config.agents.is_empty(), "agents", || "at least one agent is needed".to_owned());
+    for (at, agent) in config.agents.iter().enumerate() {
+        rules.agent(&format!("agents[{at}]"), agent);
+    }
+    rules.neighbours(&config.agents);
+    rules.0
+}
+
+struct Rules(Vec<Broken>);
+
+impl Rules {
+    fn broken(&mut self, key: &str, problem: impl Into<String>) {
+        self.0.push((key.to_owned(), problem.into()));
+    }
+
+    fn require(&mut self, holds: bool, key: &str, problem: impl FnOnce() -> String) {
+        if !holds {
+            self.broken(key, problem());
+        }
+    }
+
+    fn positive(&mut self, key: &str, span: Span) {
+        self.require(!span.0.is_zero(), key, || "must be longer than 0".to_owned());
+    }
+
+    fn at_least_one(&mut self, key: &str, number: u64) {
+        self.require(number > 0, key, || "must be at least 1".to_owned());
+    }
+
+    fn filled(&mut self, key: &str, text: &str) {
+        self.require(!text.trim().is_empty(), key, || "must not be empty".to_owned());
+    }
+
+    fn addresses(&mut self, config: &Config) {
+        let mut address = |key: &str, text: &str| {
+            let parsed = text.parse::<SocketAddr>().ok();
+            self.require(parsed.is_some(), key, || {
+                format!("{text:?} is not an address and port such as \"127.0.0.1:8080\" or \"[::]:8080\"")
+            });
+            parsed
+        };
+        let listen = address("listen", &config.listen);
+        let admin = address("admin-listen", &config.admin_listen);
+        if let (Some(listen), Some(admin)) = (listen, admin) {
+            self.require(listen != admin || listen.port() == 0, "admin-listen", || {
+                format!("{admin} is the address of `listen` already; the admin port needs its own")
+            });
+        }
+        if let Some(admin) = admin {
+            self.require(admin.ip().to_canonical().is_loopback(), "admin-listen", || {
+                format!(
+                    "{admin} is reachable from other machines, which needs an admin token; \
+                     this version has none, so listen on 127.0.0.1 or [::1]"
+                )
+            });
+        }
+        if let Some(url) = &config.public_url
+            && let Err(problem) = check_public_url(url)
+        {
+            self.broken("public-url", problem);
+        }
+    }
+
+    fn limits(&mut self, limits: &Limits) {
+        for (key, size) in [("request-size", limits.request_size), ("task-size", limits.task_size)] {
+            self.require(size.0 > 0, &format!("limits.{key}"), || "must be larger than 0".to_owned());
+        }
+        self.require(limits.task_size <= MAX_TASK, "limits.task-size", || format!("must be {MAX_TASK} or less"));
+        self.require(limits.request_size <= limits.task_size, "limits.request-size", || {
+            format!("{} is more than a task may hold (limits.task-size: {})", limits.request_size, limits.task_size)
+        });
+        for (key, number) in [
+            ("parts", limits.parts),
+            ("connections", limits.connections),
+            ("streams", limits.streams),
+            ("streams-per-connection", limits.streams_per_connection as usize),
+        ] {
+            self.at_least_one(&format!("limits.{key}"), number as u64);
+        }
+        for (key, span) in [
+            ("header-timeout", limits.header_timeout),
+            ("body-timeout", limits.body_timeout),
+            ("blocking-timeout", limits.blocking_timeout),
+            ("subscription-idle", limits.subscription_idle),
+            ("keep-alive", limits.keep_alive),
+        ] {
+            self.positive(&format!("limits.{key}"), span);
+        }
+    }
+
+    fn agent(&mut self, at: &str, agent: &Agent) {
+        let key = |name: &str| format!("{at}.{name}");
+        let id = &agent.id;
+        let is_id = (1..=32).contains(&id.len())
+            && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+        self.require(is_id, &key("id"), || format!("{id:?} must be 1 to 32 of a-z, 0-9 and \"-\""));
+        if let Err(problem) = check_mount(&agent.mount) {
+            self.broken(&key("mount"), format!("{:?} {problem}", agent.mount));
+        }
+        if let Some(host) = &agent.host {
+            self.require(is_host(host), &key("host"), || {
+                format!("{host:?} is not a host name in lower case, without scheme and port")
+            });
+        }
+        for (index, tenant) in agent.tenants.iter().enumerate() {
+            let tenant_key = format!("{at}.tenants[{index}]");
+            self.require(is_segment(tenant) && tenant.len() <= 64, &tenant_key, || {
+                format!("{tenant:?} must be 1 to 64 of letters, digits, \".\", \"_\", \"~\" and \"-\"")
+            });
+            self.require(!is_reserved(tenant), &tenant_key, || format!("{tenant:?} is a path of Rialto's own"));
+            self.require(!agent.tenants[..index].contains(tenant), &tenant_key, || {
+                format!("{tenant:?} is there twice")
+            });
+        }
+        match &agent.backend {
+            Backend::Echo {} => {}
+            Backend::Command { command, .. } => {
+                let program = command.first().map(String::as_str).unwrap_or_default();
+                self.require(!program.is_empty(), &key("backend.command"), || {
+                    "must name a program, such as [\"python3\", \"agent.py\"]".to_owned()
+                });
+            }
+        }
+        self.at_least_one(&key("max-concurrent"), agent.max_concurrent as u64);
+        self.at_least_one(&key("max-attempts"), u64::from(agent.max_attempts));
+        self.require(agent.lease >= Span::secs(1), &key("lease"), || format!("{} is less than 1s", agent.lease));
+        self.positive(&key("turn-timeout"), agent.turn_timeout);
+        self.positive(&key("kill-grace"), agent.kill_grace);
+        self.card(&key("card"), &agent.card);
+    }
+
+    fn card(&mut self, at: &str, card: &Card) {
+        let key = |name: &str| format!("{at}.{name}");
+        if let Some(name) = &card.name {
+            self.filled(&key("name"), name);
+        }
+        self.filled(&key("version"), &card.version);
+        if let Some(provider) = &card.provider {
+            self.filled(&key("provider.organization"), &provider.organization);
+        }
+        for (name, url) in [("documentation-url", &card.documentation_url), ("icon-url", &card.icon_url)] {
+            if let Some(url) = url {
+                self.require(is_web_url(url), &key(name), || format!("{url:?} is not an http or https URL"));
+            }
+        }
+        self.require(!card.bindings.is_empty(), &key("bindings"), || {
+            "at least one of jsonrpc, rest, grpc is needed".to_owned()
+        });
+        for (index, binding) in card.bindings.iter().enumerate() {
+            self.require(!card.bindings[..index].contains(binding), &format!("{at}.bindings[{index}]"), || {
+                "is there twice".to_owned()
+            });
+        }
+        for (name, modes) in [("input-modes", &card.input_modes), ("output-modes", &card.output_modes)] {
+            self.require(!modes.is_empty(), &key(name), || "at least one media type is needed".to_owned());
+            self.media_types(&key(name), modes);
+        }
+        for (index, skill) in card.skills.iter().enumerate() {
+            let at = format!("{at}.skills[{index}]");
+            for (name, text) in [("id", &skill.id), ("name", &skill.name), ("description", &skill.description)] {
+                self.filled(&format!("{at}.{name}"), text);
+            }
+            self.require(!skill.tags.is_empty(), &format!("{at}.tags"), || "at least one tag is needed".to_owned());
+            self.media_types(&format!("{at}.input-modes"), &skill.input_modes);
+            self.media_types(&format!("{at}.output-modes"), &skill.output_modes);
+            self.require(card.skills[..index].iter().all(|other| other.id != skill.id), &format!("{at}.id"), || {
+                format!("{:?} is the id of another skill already", skill.id)
+            });
+        }
+        for (index, extension) in card.extensions.iter().enumerate() {
+            let at = format!("{at}.extensions[{index}].uri");
+            self.filled(&at, &extension.uri);
+            self.require(card.extensions[..index].iter().all(|other| other.uri != extension.uri), &at, || {
+                format!("{:?} is declared already", extension.uri)
+            });
+        }
+    }
+
+    fn media_types(&mut self, at: &str, types: &[String]) {
+        for (index, text) in types.iter().enumerate() {
+            self.require(is_media_type(text), &format!("{at}[{index}]"), || {
+                format!("{text:?} is not a media type such as \"text/plain\"")
+            });
+        }
+    }
+
+    /// Rules between agents: ids, and who answers at which path.
+    fn neighbours(&mut self, agents: &[Agent]) {
+        let mut ids = BTreeSet::new();
+        for (index, agent) in agents.iter().enumerate() {
+            self.require(ids.insert(&agent.id), &format!("agents[{index}].id"), || {
+                format!("{:?} is the id of another agent already", agent.id)
+            });
+            for (other_index, other) in agents.iter().enumerate().filter(|(_, other)| other.host == agent.host) {
+                self.require(
+                    other_index >= index || other.mount != agent.mount,
+                    &format!("agents[{index}].mount"),
+                    || {
+                        let hint = "give one of the two another mount, or different hosts";
+                        format!("{:?} belongs to agent {:?} already; {hint}", agent.mount, other.id)
+                    },
+                );
+                for (tenant_index, tenant) in agent.tenants.iter().enumerate() {
+                    let path = format!("{}/{tenant}", agent.mount.trim_end_matches('/'));
+                    let below =
+                        other.mount.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+                    self.require(!below, &format!("agents[{index}].tenants[{tenant_index}]"), || {
+                        format!("{path} would be this tenant, and leads to agent {:?} already", other.id)
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Problems do not quote the URL, which may hold a password.
+fn check_public_url(text: &str) -> Result<(), &'static str> {
+    let url = Url::parse(text).map_err(|_| "must be a URL such as \"https://agents.example.com\"")?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("must begin with http:// or https://");
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must not hold a user name or password: every client sees it");
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("must not have a query or fragment: paths are appended to it");
+    }
+    let path = url.path();
+    if path != "/" && (path.ends_with('/') || path.contains("//") || path.contains('%')) {
+        return Err("must have a plain path without \"/\" at its end");
+    }
+    Ok(())
+}
+
+fn check_mount(mount: &str) -> Result<(), String> {
+    if mount == "/" {
+        return Ok(());
+    }
+    let Some(path) = mount.strip_prefix('/') else { return Err("must begin with \"/\"".to_owned()) };
+    if path.ends_with('/') {
+        return Err("must not end with \"/\"".to_owned());
+    }
+    for (depth, segment) in path.split('/').enumerate() {
+        if !is_segment(segment) {
+            return Err("must be segments of letters, digits, \".\", \"_\", \"~\" and \"-\"".to_owned());
+        }
+        if depth == 0 && is_reserved(segment) || OPERATIONS.contains(&segment) {
+            return Err(format!("holds {segment:?}, which is a path of Rialto's own"));
+        }
+    }
+    Ok(())
+}
+
+fn is_reserved(segment: &str) -> bool {
+    RESERVED.contains(&segment) || segment == "llms.txt" || segment.starts_with("message:")
+}
+
+/// A path segment that nobody needs to percent-encode and that no proxy resolves.
+fn is_segment(text: &str) -> bool {
+    !text.is_empty()
+        && text != "."
+        && text != ".."
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._~-".contains(&byte))
+}
+
+fn is_host(host: &str) -> bool {
+    host.len() <= 253
+        && host.split('.').all(|label| {
+            (1..=63).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        })
+}
+
+fn is_network(text: &str) -> bool {
+    let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+    let Ok(address) = address.parse::<IpAddr>() else { return false };
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    length.is_none_or(|length| length.parse::<u8>().is_ok_and(|length| length <= most))
+}
+
+fn is_origin(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == text.to_ascii_lowercase()
+    })
+}
+
+fn is_web_url(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "http" | "https"))
+}
+
+/// `type/subtype` of RFC 9110, parameters allowed.
+fn is_media_type(text: &str) -> bool {
+    let token = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+    };
+    let mut pieces = text.split(';').map(str::trim);
+    let kind = pieces.next().and_then(|kind| kind.split_once('/'));
+    kind.is_some_and(|(kind, subtype)| token(kind) && token(subtype))
+        && pieces.all(|parameter| {
+            parameter.split_once('=').is_some_and(|(name, value)| {
+                let quoted = value.len() >= 2 && value.starts_with('"') && value.ends_with('"');
+                token(name) && (quoted || token(value))
+            })
+        })
+}
