@@ -1,0 +1,186 @@
+//! Agents that are processes: JSON lines on stdin and stdout, as `docs/agents.md` describes.
+
+mod lines;
+mod pool;
+mod process;
+mod protocol;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::ensure;
+use nix::sys::signal::Signal;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
+use tokio_util::task::TaskTracker;
+use tracing::{debug, warn};
+
+use self::{
+    lines::Piece,
+    pool::Pool,
+    process::{Exit, Next, Process, until},
+    protocol::Said,
+};
+use super::{Backend, Crash, End, Events, Turn};
+
+/// The longest line that an agent may write: below what a task may hold.
+const MAX_LINE: usize = 12 << 20;
+/// Between the cancel line and SIGTERM, for agents with one process per turn.
+const TERM_DELAY: Duration = Duration::from_secs(1);
+
+/// How an agent's processes are run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The agent's id, for the log.
+    pub agent: String,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Working folder; the runner's own if not set.
+    pub cwd: Option<PathBuf>,
+    /// Variables besides PATH, HOME, LANG and TZ; nothing else of the runner's environment is passed on.
+    pub env: BTreeMap<String, String>,
+    /// Processes take many turns, one at a time.
+    pub persistent: bool,
+    /// A process that does not end by itself is killed after this.
+    pub kill_grace: Duration,
+    /// Turns at a time.
+    pub slots: usize,
+}
+
+/// The backend.
+#[derive(Debug)]
+pub struct Command {
+    options: Options,
+    pool: Pool,
+    /// Processes that may live at a time: those of the running turns, and as many that are on their way out.
+    alive: Arc<Semaphore>,
+    tasks: TaskTracker,
+}
+
+impl Command {
+    /// A backend that starts no process before its first turn.
+    ///
+    /// # Errors
+    /// Without a program.
+    pub fn new(options: Options) -> anyhow::Result<Self> {
+        ensure!(options.command.first().is_some_and(|program| !program.is_empty()), "the command is empty");
+        let alive = Arc::new(Semaphore::new((2 * options.slots).clamp(2, Semaphore::MAX_PERMITS)));
+        Ok(Self { options, pool: Pool::default(), alive, tasks: TaskTracker::new() })
+    }
+
+    async fn process(&self, turn: &Turn) -> Result<(Process, OwnedSemaphorePermit), Crash> {
+        if let Some(kept) = self.pool.take(&turn.context_id) {
+            return Ok(kept);
+        }
+        let permit = self.alive.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let process = Process::spawn(&self.options, &self.tasks)
+            .map_err(|error| Crash(format!("{:?} cannot be started: {error}", self.options.command[0])))?;
+        Ok((process, permit))
+    }
+
+    /// Passes on what the process says, until it says how the turn ends.
+    async fn converse(&self, process: &mut Process, turn: &Turn, events: &Events) -> Result<End, Lost> {
+        let mut line = 0_u64;
+        let (mut canceled, mut stopping) = (false, false);
+        let mut terminate: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                biased;
+                () = turn.cancel.cancelled(), if !canceled => {
+                    process.say(protocol::CANCEL);
+                    canceled = true;
+                    terminate = (!self.options.persistent).then(|| Instant::now() + TERM_DELAY);
+                }
+                () = turn.stopping.cancelled(), if !stopping => {
+                    process.say(protocol::STOPPING);
+                    stopping = true;
+                }
+                next = process.next() => match next {
+                    Ok(Next::Line(Piece { bytes, whole: true })) => {
+                        line += 1;
+                        if bytes.trim_ascii().is_empty() {
+                            continue;
+                        }
+                        match protocol::parse(&bytes) {
+                            Ok(Said::Event(event)) => events.send(event).await,
+                            Ok(Said::End(end)) => return Ok(end),
+                            Err(detail) => return Err(self.malformed(line, &detail)),
+                        }
+                    }
+                    Ok(Next::Line(_)) => return Err(self.malformed(line + 1, "the line is too long")),
+                    Ok(Next::Gone(exit)) => return Err(Lost::Exit(exit, line)),
+                    Err(error) => return Err(Lost::Crash(format!("its output cannot be read: {error}"))),
+                },
+                () = until(terminate) => {
+                    process.signal(Signal::SIGTERM);
+                    terminate = None;
+                }
+            }
+        }
+    }
+
+    fn malformed(&self, line: u64, detail: &str) -> Lost {
+        warn!(agent = self.options.agent, line, detail, "the agent wrote a line that is not an event");
+        Lost::Invalid(End::invalid(format_args!("line {line} is not an event")))
+    }
+
+    /// Lets a process end by itself, for a while.
+    fn reap(&self, process: Process, permit: OwnedSemaphorePermit) {
+        self.tasks.spawn(async move {
+            process.leave().await;
+            drop(permit);
+        });
+    }
+}
+
+/// Why a process cannot go on.
+#[derive(Debug)]
+enum Lost {
+    /// It ended, after so many lines.
+    Exit(Exit, u64),
+    Invalid(End),
+    Crash(String),
+}
+
+#[async_trait::async_trait]
+impl Backend for Command {
+    async fn run(&self, turn: &Turn, events: &Events) -> Result<End, Crash> {
+        let (mut process, permit) = self.process(turn).await?;
+        if !process.say(protocol::turn_line(turn)) {
+            return Err(Crash("it does not read its input".to_owned()));
+        }
+        process.turns += 1;
+        // Whoever drops this future drops the process, and with it, the process is killed.
+        match self.converse(&mut process, turn, events).await {
+            Ok(end) => {
+                if self.options.persistent {
+                    self.pool.keep(process, permit, &turn.context_id);
+                } else {
+                    self.reap(process, permit);
+                }
+                Ok(end)
+            }
+            Err(Lost::Invalid(end)) => Ok(end),
+            Err(Lost::Crash(reason)) => Err(Crash(reason)),
+            // A process that was about to leave when it got its next turn has not seen it.
+            Err(Lost::Exit(Exit::Success, 0)) if process.turns > 1 => Err(Crash("it left between turns".to_owned())),
+            Err(Lost::Exit(Exit::Success, _)) => {
+                debug!(agent = self.options.agent, "the agent's process ended without a final event");
+                Ok(End::without_result())
+            }
+            Err(Lost::Exit(Exit::Failure(status), _)) => Err(Crash(format!("its process ended: {status}"))),
+        }
+    }
+
+    async fn close(&self) {
+        for (process, permit) in self.pool.close() {
+            self.reap(process, permit);
+        }
+        self.tasks.close();
+        // Processes keep to the grace by themselves; a pipe held by somebody outside may stay.
+        if timeout(self.options.kill_grace + Duration::from_secs(1), self.tasks.wait()).await.is_err() {
+            warn!(agent = self.options.agent, "processes of the agent are left behind");
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! One claimed turn, from Begin to Finish: attempts, deadline, cancel, and what becomes of each event.
+
+use std::{
+    panic::AssertUnwindSafe,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use prost::Message as _;
+use rialto_a2a::{Error, Kind, v1::Role};
+use rialto_rpc::tasks::{
+    BeginRequest, Claim, FinishRequest, HandBackRequest, HeldTurn, Outcome, RecordRequest, RunEntry, TaskStoreClient,
+    Turn as Begun,
+};
+use rialto_runtime::config;
+use rialto_store::worker::{Outcome as Settled, Work};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::{
+    backend::{AgentEvent, Backend, Crash, End, Events, Turn},
+    calls::{Failure, pauses, persist},
+    held::Held,
+    scribe::{Page, Place, Scribe, Style, Urgency},
+};
+
+/// How long the first event of a turn waits for company. A short answer then needs no call of its own.
+const FIRST_LINGER: Duration = Duration::from_millis(2);
+/// Between two flushes: what a watcher does not notice, and a model's tokens share.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The newest form of a run entry that is understood here.
+pub(crate) const SCHEMA: u32 = 1;
+/// How long an entry that cannot be handled here is kept from coming right back.
+const NOT_HERE: Duration = Duration::from_secs(1);
+
+/// Works on the turns of one agent.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    pub agent: config::Agent,
+    pub backend: Arc<dyn Backend>,
+    pub client: TaskStoreClient,
+    pub held: Held,
+    /// Turns that still run have to be handed back now.
+    pub grace_over: CancellationToken,
+}
+
+/// How an attempt stopped.
+#[derive(Debug)]
+enum Stop {
+    /// The backend came to an end, or broke the rules.
+    Ended(End),
+    /// The backend is gone without one.
+    Crashed(String),
+    TimedOut,
+    Canceled,
+    /// Somebody else owns the turn.
+    Fenced,
+    /// The process has to go.
+    GraceOver,
+}
+
+/// What is left to do after an attempt.
+#[derive(Debug)]
+enum Attempt {
+    Settled(Settled),
+    Again,
+}
+
+type Recording<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Send + 'a>>;
+
+impl Turns {
+    /// Sees a claimed turn through.
+    pub(crate) async fn work(&self, work: &Work) -> Settled {
+        let run = match RunEntry::decode(work.claimed.entry.payload.clone()) {
+            Ok(run) if run.schema > SCHEMA => {
+                warn!(schema = run.schema, "a run entry is left for a newer runner");
+                sleep(NOT_HERE).await;
+                return Settled::HandBack;
+            }
+            Ok(run) if !run.task_id.is_empty() => run,
+            _ => return Settled::Bury { reason: "not a run entry".to_owned() },
+        };
+        let claim = Claim {
+            shard: work.claimed.shard.into(),
+            stream: work.claimed.stream.clone(),
+            entry: work.claimed.entry.id.to_string(),
+            consumer: work.consumer.to_string(),
+        };
+        let mut pauses = pauses();
+        loop {
+            let begun = match self.begin(&run, &claim, &work.lost).await {
+                Ok(Some(begun)) => begun,
+                Ok(None) | Err(Failure::Lost) => return Settled::Settled,
+                Err(Failure::Refused(error)) => {
+                    error!(task.id = run.task_id, %error, "task-store refuses to begin the turn");
+                    if matches!(error.kind, Kind::TaskNotFound | Kind::InvalidParams) {
+                        return Settled::Bury { reason: error.to_string() };
+                    }
+                    sleep(NOT_HERE).await;
+                    return Settled::HandBack;
+                }
+            };
+            let held = HeldTurn {
+                task_id: run.task_id.clone(),
+                turn_id: run.turn_id.clone(),
+                fence: begun.fence,
+                claim: Some(claim.clone()),
+            };
+            if let Attempt::Settled(settled) = self.attempt(&held, begun, work).await {
+                return settled;
+            }
+            // The entry stays claimed, and its slot taken, while the crash cools down. The next attempt is
+            // counted when it begins.
+            tokio::select! {
+                biased;
+                () = work.lost.cancelled() => return Settled::Settled,
+                () = work.stopping.cancelled() => return self.hand_back(held, &work.lost).await,
+                () = sleep(pauses.next().unwrap_or(NOT_HERE)) => {}
+            }
+        }
+    }
+
+    async fn begin(&self, run: &RunEntry, claim: &Claim, lost: &CancellationToken) -> Result<Option<Begun>, Failure> {
+        let window = self.agent.context_window;
+        let request = BeginRequest {
+            run: Some(run.clone()),
+            claim: Some(claim.clone()),
+            window_messages: window.messages,
+            window_bytes: window.bytes.0,
+            max_attempts: self.agent.max_attempts,
+            commit_id: Bytes::copy_from_slice(uuid::Uuid::now_v7().as_bytes()),
+        };
+        let reply = persist("Begin", lost, || {
+            let (mut client, request) = (self.client.clone(), request.clone());
+            async move { client.begin(request).await }
+        });
+        Ok(reply.await?.turn)
+    }
+
+    #[tracing::instrument(name = "turn", skip_all, fields(agent = self.agent.id, task.id = held.task_id, attempt = begun.attempt))]
+    async fn attempt(&self, held: &HeldTurn, begun: Begun, work: &Work) -> Attempt {
+        let _hold = self.held.add(&work.claimed, held.clone(), work.canceled.clone());
+        let lost = &work.lost;
+        let (turn, place) = self.introduce(held, begun, work);
+        let style = Style { answer: self.agent.answer, reply: self.agent.reply, turn_end: self.agent.turn_end };
+        let mut scribe = Scribe::new(style, place);
+
+        match self.drive(held, &turn, &mut scribe, work).await {
+            Stop::Ended(end) => self.finish(held, &mut scribe, end, lost).await,
+            Stop::TimedOut => self.finish(held, &mut scribe, End::Failed("turn timed out".to_owned()), lost).await,
+            Stop::Canceled => self.confirm_cancel(held, lost).await,
+            Stop::Crashed(reason) => {
+                warn!(reason, "the agent crashed, the turn is tried again");
+                Attempt::Again
+            }
+            Stop::Fenced => fenced(),
+            Stop::GraceOver => Attempt::Settled(self.hand_back(held.clone(), lost).await),
+        }
+    }
+
+    /// What the backend, and what the scribe, must know about the turn.
+    fn introduce(&self, held: &HeldTurn, begun: Begun, work: &Work) -> (Turn, Place) {
+        let task = begun.task.unwrap_or_default();
+        let earlier = task.history.iter().filter(|message| message.role() == Role::User).count();
+        let place = Place {
+            task_id: held.task_id.clone(),
+            context_id: task.context_id.clone(),
+            turn: u32::try_from(earlier + 1).unwrap_or(u32::MAX),
+            next_event: begun.next_event,
+            steps: begun.journal.last().map_or(0, |entry| entry.step),
+            stale: begun.stale_artifacts.into_iter().collect(),
+        };
+        let turn = Turn {
+            agent: self.agent.id.clone(),
+            task_id: held.task_id.clone(),
+            context_id: task.context_id,
+            number: place.turn,
+            attempt: begun.attempt,
+            idempotency_key: hex(&held.turn_id),
+            message: begun.message.unwrap_or_default(),
+            history: task.history,
+            conversation: begun.conversation,
+            journal: begun.journal.into_iter().map(|entry| entry.payload).collect(),
+            metadata: task.metadata.unwrap_or_default(),
+            cancel: CancellationToken::new(),
+            stopping: work.stopping.clone(),
+        };
+        (turn, place)
+    }
+
+    /// Runs the backend and stores what it says, until one of the two comes to an end.
+    async fn drive(&self, held: &HeldTurn, turn: &Turn, scribe: &mut Scribe, work: &Work) -> Stop {
+        let lost = &work.lost;
+        let (events, mut receiver) = Events::channel();
+        let mut run = pin!(AssertUnwindSafe(self.backend.run(turn, &events)).catch_unwind());
+        let mut deadline = pin!(sleep(self.agent.turn_timeout.0));
+        let mut flush = pin!(sleep_until(Instant::now()));
+        let mut recording: Option<Recording<'_>> = None;
+        // Whether `flush` is set for what waits now.
+        let mut armed = false;
+        let mut next_flush = Instant::now();
+        let mut ended: Option<End> = None;
+
+        let stop = loop {
+            if recording.is_none() {
+                if let Some(end) = ended {
+                    return Stop::Ended(end);
+                }
+                if scribe.is_due() {
+                    recording = Some(self.record(held, &scribe.send(), lost));
+                    armed = false;
+                }
+            }
+            // Events before the backend's end, the end before a flush: the last events then go with the Finish.
+            tokio::select! {
+                biased;
+                () = lost.cancelled() => return Stop::Fenced,
+                () = work.canceled.cancelled() => break Stop::Canceled,
+                () = self.grace_over.cancelled() => return Stop::GraceOver,
+                () = &mut deadline => break Stop::TimedOut,
+                outcome = answer(&mut recording), if recording.is_some() => {
+                    recording = None;
+                    next_flush = Instant::now() + FLUSH_INTERVAL;
+                    match outcome {
+                        Ok(Outcome::Ok) => scribe.stored(),
+                        Ok(Outcome::Canceled) => break Stop::Canceled,
+                        Ok(Outcome::Fenced) | Err(Failure::Lost) => return Stop::Fenced,
+                        Err(Failure::Refused(error)) => {
+                            scribe.discard();
+                            return Stop::Ended(refused(&error));
+                        }
+                    }
+                }
+                Some(event) = receiver.recv(), if scribe.has_room() => match scribe.push(event) {
+                    Ok(Urgency::Soon) if armed => {}
+                    Ok(urgency) => {
+                        let soon = (Instant::now() + FIRST_LINGER).max(next_flush);
+                        flush.as_mut().reset(if urgency == Urgency::Now { Instant::now() } else { soon });
+                        armed = true;
+                    }
+                    Err(invalid) => return Stop::Ended(invalid_response(&invalid.0)),
+                },
+                result = &mut run, if ended.is_none() => match result {
+                    Ok(Ok(end)) => match drain(&mut receiver, scribe) {
+                        Ok(()) => ended = Some(end),
+                        Err(end) => return Stop::Ended(end),
+                    },
+                    Ok(Err(Crash(reason))) => return Stop::Crashed(reason),
+                    Err(_) => return Stop::Crashed("the backend panicked".to_owned()),
+                },
+                () = &mut flush, if armed && recording.is_none() && ended.is_none() => {
+                    armed = false;
+                    if scribe.is_waiting() {
+                        recording = Some(self.record(held, &scribe.send(), lost));
+                    }
+                }
+            }
+        };
+
+        // The work is not wanted any more. What is said from here on is not, either.
+        turn.cancel.cancel();
+        let over = async {
+            loop {
+                tokio::select! {
+                    biased;
+                    Some(_) = receiver.recv() => {}
+                    _ = &mut run => break,
+                }
+            }
+        };
+        if ended.is_none() && timeout(self.agent.kill_grace.0, over).await.is_err() {
+            warn!("the agent did not stop in time and is cut off");
+        }
+        stop
+    }
+
+    fn record<'a>(&'a self, held: &'a HeldTurn, page: &Arc<Page>, lost: &'a CancellationToken) -> Recording<'a> {
+        let page = page.clone();
+        let call = move || {
+            let mut client = self.client.clone();
+            let Page { first_event, events, journal, metadata } = (*page).clone();
+            let (task_id, turn_id) = (held.task_id.clone(), held.turn_id.clone());
+            let fence = held.fence;
+            let request = RecordRequest { task_id, turn_id, fence, first_event, events, journal, metadata };
+            async move { client.record(request).await }
+        };
+        Box::pin(async move { Ok(persist("Record", lost, call).await?.outcome()) })
+    }
+
+    async fn finish(&self, held: &HeldTurn, scribe: &mut Scribe, end: End, lost: &CancellationToken) -> Attempt {
+        let closing = scribe.close(end);
+        match self.call_finish(held, closing.page, closing.history, lost).await {
+            Err(Failure::Refused(error)) => {
+                // What the agent said cannot be stored: that is then the end that is stored.
+                warn!(%error, "task-store refuses the end of the turn");
+                scribe.discard();
+                let closing = scribe.close(refused(&error));
+                let outcome = self.call_finish(held, closing.page, closing.history, lost).await;
+                self.settle(held, outcome, lost).await
+            }
+            outcome => self.settle(held, outcome, lost).await,
+        }
+    }
+
+    async fn settle(&self, held: &HeldTurn, outcome: Result<Outcome, Failure>, lost: &CancellationToken) -> Attempt {
+        match outcome {
+            Ok(Outcome::Ok) => Attempt::Settled(Settled::Settled),
+            Ok(Outcome::Canceled) => self.confirm_cancel(held, lost).await,
+            Ok(Outcome::Fenced) | Err(Failure::Lost) => fenced(),
+            Err(Failure::Refused(error)) => {
+                error!(%error, "task-store refuses to end the turn");
+                Attempt::Again
+            }
+        }
+    }
+
+    async fn confirm_cancel(&self, held: &HeldTurn, lost: &CancellationToken) -> Attempt {
+        match self.call_finish(held, Page::default(), None, lost).await {
+            Ok(Outcome::Ok | Outcome::Canceled) => Attempt::Settled(Settled::Settled),
+            Ok(Outcome::Fenced) | Err(Failure::Lost) => fenced(),
+            Err(Failure::Refused(error)) => {
+                error!(%error, "task-store refuses to confirm the cancel");
+                Attempt::Again
+            }
+        }
+    }
+
+    async fn call_finish(
+        &self,
+        held: &HeldTurn,
+        page: Page,
+        history: Option<rialto_a2a::v1::Message>,
+        lost: &CancellationToken,
+    ) -> Result<Outcome, Failure> {
+        let request = FinishRequest {
+            task_id: held.task_id.clone(),
+            turn_id: held.turn_id.clone(),
+            fence: held.fence,
+            claim: held.claim.clone(),
+            first_event: page.first_event,
+            events: page.events,
+            history: history.into_iter().collect(),
+            metadata: page.metadata,
+        };
+        let reply = persist("Finish", lost, || {
+            let (mut client, request) = (self.client.clone(), request.clone());
+            async move { client.finish(request).await }
+        });
+        Ok(reply.await?.outcome())
+    }
+
+    async fn hand_back(&self, held: HeldTurn, lost: &CancellationToken) -> Settled {
+        let request = HandBackRequest { turns: vec![held] };
+        let reply = persist("HandBack", lost, || {
+            let (mut client, request) = (self.client.clone(), request.clone());
+            async move { client.hand_back(request).await }
+        });
+        match reply.await {
+            Ok(_) => {
+                info!("the turn is handed back");
+                Settled::Settled
+            }
+            Err(failure) => {
+                warn!(?failure, "task-store does not take the turn back");
+                Settled::HandBack
+            }
+        }
+    }
+}
+
+/// The answer to a call under way. Cancel-safe: the call stays in its place.
+async fn answer(recording: &mut Option<Recording<'_>>) -> Result<Outcome, Failure> {
+    match recording {
+        Some(recording) => recording.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Takes down what a backend sent before it ended.
+fn drain(receiver: &mut mpsc::Receiver<AgentEvent>, scribe: &mut Scribe) -> Result<(), End> {
+    while let Ok(event) = receiver.try_recv() {
+        scribe.push(event).map_err(|invalid| invalid_response(&invalid.0))?;
+    }
+    Ok(())
+}
+
+fn fenced() -> Attempt {
+    warn!("fenced: another attempt owns the turn");
+    Attempt::Settled(Settled::Settled)
+}
+
+fn invalid_response(detail: &str) -> End {
+    warn!(detail, "invalid agent response");
+    End::invalid(detail)
+}
+
+/// The end of a turn whose events task-store does not take.
+fn refused(error: &Error) -> End {
+    match error.kind {
+        Kind::InvalidAgentResponse | Kind::InvalidParams => invalid_response(&error.message),
+        Kind::PayloadTooLarge => End::Failed("the task is too large".to_owned()),
+        _ => End::Failed(error.message.clone().into_owned()),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("writing to a string cannot fail");
+        text
+    })
+}
