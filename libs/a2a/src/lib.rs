@@ -26,3 +26,23 @@ pub mod v1 {
 
 /// The encoded `google.protobuf.FileDescriptorSet` of `a2a.proto` and its imports, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/a2a.bin"));
+
+impl From<v1::part::Content> for v1::Part {
+    fn from(content: v1::part::Content) -> Self {
+        Self { content: Some(content), ..Self::default() }
+    }
+}
+
+impl v1::Part {
+    /// A part that is text.
+    #[must_use]
+    pub fn text(text: impl Into<String>) -> Self {
+        v1::part::Content::Text(text.into()).into()
+    }
+
+    /// A part that is JSON.
+    #[must_use]
+    pub fn data(value: impl Into<wkt::Value>) -> Self {
+        v1::part::Content::Data(value.into()).into()
+    }
+}

@@ -137,7 +137,7 @@ pub fn fold(task: &mut Task, event: StreamResponse) -> Result<(), Refusal> {
     match event.payload {
         Some(Payload::Task(snapshot)) => {
             same(task, &snapshot.id)?;
-            let (now, then) = (state(task), state(&snapshot));
+            let (now, then) = (task.state(), snapshot.state());
             if now.is_terminal() && now != then {
                 return Err(Refusal::Ended(now));
             }
@@ -154,8 +154,8 @@ pub fn fold(task: &mut Task, event: StreamResponse) -> Result<(), Refusal> {
         }
         Some(Payload::ArtifactUpdate(mut update)) => {
             same(task, &update.task_id)?;
-            if state(task).is_terminal() {
-                return Err(Refusal::Ended(state(task)));
+            if task.state().is_terminal() {
+                return Err(Refusal::Ended(task.state()));
             }
             let (task_id, context_id) = (std::mem::take(&mut update.task_id), std::mem::take(&mut update.context_id));
             let id = update.artifact.as_ref().map(|artifact| artifact.artifact_id.clone());
@@ -169,8 +169,12 @@ pub fn fold(task: &mut Task, event: StreamResponse) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn state(task: &Task) -> TaskState {
-    task.status.as_ref().map_or(TaskState::Unspecified, TaskStatus::state)
+impl Task {
+    /// The state; `Unspecified` without a status.
+    #[must_use]
+    pub fn state(&self) -> TaskState {
+        self.status.as_ref().map_or(TaskState::Unspecified, TaskStatus::state)
+    }
 }
 
 fn same(task: &Task, id: &str) -> Result<(), Refusal> {

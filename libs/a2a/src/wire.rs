@@ -132,12 +132,12 @@ impl Error {
 
     fn short_metadata(&self) -> impl Iterator<Item = (String, String)> {
         let facts = self.metadata.iter().map(|(key, value)| (cut(key, MAX_FACT), cut(value, MAX_FACT)));
-        within(facts, MAX_METADATA)
+        fitting(facts, MAX_METADATA)
     }
 
     fn short_violations(&self) -> impl Iterator<Item = (String, String)> {
         let short = |v: &Violation| (cut(&v.field, MAX_FIELD), cut(&v.description, MAX_FACT));
-        within(self.violations.iter().map(short), MAX_VIOLATIONS)
+        fitting(self.violations.iter().map(short), MAX_VIOLATIONS)
     }
 
     /// The details as ProtoJSON `Any`s, `ErrorInfo` first.
@@ -181,7 +181,7 @@ impl From<Status> for Error {
 }
 
 /// As many pairs as fit.
-fn within(pairs: impl Iterator<Item = (String, String)>, max: usize) -> impl Iterator<Item = (String, String)> {
+fn fitting(pairs: impl Iterator<Item = (String, String)>, max: usize) -> impl Iterator<Item = (String, String)> {
     /// What a pair costs beside its texts.
     const FRAME: usize = 8;
     pairs.scan(max, |room, (name, text)| {

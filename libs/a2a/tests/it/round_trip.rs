@@ -114,8 +114,8 @@ proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(text in "[\\[\\]{}:,\"0-9a-zA-Z.+\\- \\\\]{0,60}") {
         // Accepted or refused, both are fine.
-        let _: Result<v1::SendMessageRequest, _> = json::from_str(&text);
-        let _: Result<v1::Part, _> = json::from_str(&format!(r#"{{"data":{text}}}"#));
-        let _: Result<Timestamp, _> = text.parse();
+        json::from_str::<v1::SendMessageRequest>(&text).ok();
+        json::from_str::<v1::Part>(&format!(r#"{{"data":{text}}}"#)).ok();
+        text.parse::<Timestamp>().ok();
     }
 }
