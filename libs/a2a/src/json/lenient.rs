@@ -280,7 +280,8 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Reading<'_, V> {
         let integer = number as i64;
         if self.context.place != Place::Field && self.context.trace.is_rounded_integer(number) {
             Err(inexact(number))
-        } else if integer != 0 && integer.abs() <= MAX_SAFE_INTEGER && integer as f64 == number {
+        } else if integer != 0 && integer.unsigned_abs() <= MAX_SAFE_INTEGER.unsigned_abs() && integer as f64 == number
+        {
             self.visitor.visit_i64(integer)
         } else {
             self.visitor.visit_f64(number)

@@ -107,8 +107,12 @@ fn integers_in_data_stay_integers() {
         r#"{"big":9007199254740991,"float":1e+300,"frac":0.1,"list":[0,-7,1.5],"min":-9007199254740991,"one":1}"#;
     let Some(Content::Data(value)) = data(text).unwrap() else { panic!() };
     assert_eq!(to_string(&value).unwrap(), text);
-    let Some(Content::Data(value)) = data(r"[1.0, 1e1, -0.0, 6.022e23, 9007199254740992.0]").unwrap() else { panic!() };
-    assert_eq!(to_string(&value).unwrap(), "[1,10,0,6.022e+23,9007199254740992.0]");
+    let Some(Content::Data(value)) =
+        data(r"[1.0, 1e1, -0.0, 6.022e23, 9007199254740992.0, -1e300, -9223372036854775808.0]").unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!(to_string(&value).unwrap(), "[1,10,0,6.022e+23,9007199254740992.0,-1e+300,-9.223372036854776e+18]");
     assert_eq!(from_str::<Value>(&to_string(&value).unwrap()).unwrap(), value);
 }
 

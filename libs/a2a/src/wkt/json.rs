@@ -101,7 +101,7 @@ fn serialize_number<S: Serializer>(number: f64, serializer: S) -> Result<S::Ok, 
         return Err(ser::Error::custom("NaN and Infinity are not JSON"));
     }
     let integer = number as i64;
-    if integer.abs() <= MAX_SAFE_INTEGER && integer as f64 == number {
+    if integer.unsigned_abs() <= MAX_SAFE_INTEGER.unsigned_abs() && integer as f64 == number {
         serializer.serialize_i64(integer)
     } else {
         serializer.serialize_f64(number)

@@ -26,8 +26,8 @@ fn value() -> impl Strategy<Value = Value> {
         Just(Value::NULL),
         any::<bool>().prop_map(Value::from),
         (-MAX_SAFE_INTEGER..=MAX_SAFE_INTEGER).prop_map(|n| Value::from(n as f64)),
-        // -0.0 is an integer in JSON and loses its sign.
-        prop::num::f64::NORMAL.prop_map(Value::from),
+        // No zero: JSON has no -0 and takes its sign.
+        (prop::num::f64::NORMAL | prop::num::f64::NEGATIVE).prop_map(Value::from),
         text().prop_map(Value::from),
     ];
     leaf.prop_recursive(4, 24, 4, |inner| {
