@@ -1,0 +1,306 @@
+//! Which agent a host and a path mean.
+//!
+//! Agents are reached under their mount; tenants are one more segment behind it and share that namespace. So a
+//! path such as `/support/acme/tasks` has one reading, and so has the tenant `support/acme` of a gRPC message,
+//! whose wire has no path to put an agent into.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use anyhow::{bail, ensure};
+use rialto_a2a::v1::AgentExtension;
+use rialto_rpc::tasks::{Policy, WhenBusy};
+use rialto_runtime::config::{self, Config, Reply};
+
+use crate::{EVENT_NUMBER, card};
+
+/// First segments that belong to somebody else (the hub, the card, REST itself).
+const RESERVED: [&str; 17] = [
+    "a2a",
+    "task",
+    "bounty",
+    "billing",
+    "report",
+    "claim",
+    "account",
+    "oauth",
+    "device",
+    "docs",
+    "tasks",
+    "v1",
+    "health",
+    "extendedAgentCard",
+    ".well-known",
+    "skill.md",
+    "llms.txt",
+];
+/// First segments that start like this are operations or gRPC services.
+const RESERVED_PREFIXES: [&str; 3] = ["message:", "lf.a2a.", "grpc."];
+
+/// One agent, as its doors see it. Made once, shared by all calls.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    pub(crate) id: String,
+    /// Without `/` at the end; empty for the root.
+    pub(crate) mount: String,
+    /// Lower case, without port.
+    pub(crate) host: Option<String>,
+    pub(crate) tenants: BTreeSet<String>,
+    pub(crate) policy: Policy,
+    pub(crate) streaming: bool,
+    /// See `continue-waiting` of the configuration.
+    pub(crate) continue_waiting: bool,
+    pub(crate) extensions: Vec<AgentExtension>,
+    pub(crate) max_age_secs: u64,
+    pub(crate) card: card::Template,
+    input_modes: Vec<Mode>,
+}
+
+/// A media type that a card offers, perhaps with wildcards.
+#[derive(Debug, PartialEq, Eq)]
+struct Mode {
+    /// `None` is `*`.
+    kind: Option<String>,
+    subtype: Option<String>,
+}
+
+impl Agent {
+    fn new(agent: &config::Agent, limits: &config::Limits) -> anyhow::Result<Self> {
+        let mount = agent.mount.trim_end_matches('/').to_owned();
+        ensure!(mount.is_empty() || mount.starts_with('/'), "mount {:?} must start with `/`", agent.mount);
+        for (depth, segment) in mount.split('/').skip(1).enumerate() {
+            check_segment(segment, depth == 0)?;
+        }
+        for tenant in &agent.tenants {
+            check_segment(tenant, true)?;
+        }
+        let tenants: BTreeSet<String> = agent.tenants.iter().cloned().collect();
+        ensure!(tenants.len() == agent.tenants.len(), "a tenant is listed twice");
+
+        let modes = agent.card.input_modes.iter().chain(agent.card.skills.iter().flat_map(|skill| &skill.input_modes));
+        let input_modes = modes.map(|mode| Mode::parse(mode)).collect::<anyhow::Result<Vec<_>>>()?;
+        ensure!(!input_modes.is_empty(), "card.input-modes needs a media type, or `*/*`");
+
+        let extensions = card::extensions(&agent.card)?;
+        Ok(Self {
+            id: agent.id.clone(),
+            mount,
+            host: agent.host.as_deref().map(host_name),
+            tenants,
+            policy: policy(agent, limits),
+            streaming: agent.card.streaming,
+            continue_waiting: agent.continue_waiting,
+            card: card::Template::new(agent, extensions.clone()),
+            extensions,
+            max_age_secs: agent.card.max_age.as_millis() / 1000,
+            input_modes,
+        })
+    }
+
+    /// Whether the agent can be asked for this tenant; everybody can be asked for none.
+    pub(crate) fn knows(&self, tenant: &str) -> bool {
+        tenant.is_empty() || self.tenants.contains(tenant)
+    }
+
+    /// Whether messages may hold parts of this media type.
+    pub(crate) fn takes(&self, media_type: &str) -> bool {
+        let essence = media_type.split(';').next().unwrap_or_default().trim();
+        let Some((kind, subtype)) = essence.split_once('/') else { return false };
+        self.input_modes.iter().any(|mode| mode.matches(kind, subtype))
+    }
+
+    /// The URIs of extensions that a client must declare.
+    pub(crate) fn required_extensions(&self) -> impl Iterator<Item = &str> {
+        self.extensions.iter().filter(|extension| extension.required).map(|extension| &extension.uri[..])
+    }
+
+    /// Whether events carry numbers when the client asks for it.
+    pub(crate) fn numbers_events(&self) -> bool {
+        self.extensions.iter().any(|extension| extension.uri == EVENT_NUMBER)
+    }
+}
+
+impl Mode {
+    fn parse(mode: &str) -> anyhow::Result<Self> {
+        let essence = mode.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let part = |text: &str| (text != "*").then(|| text.to_owned());
+        match essence.split_once('/') {
+            Some(("*", subtype)) if subtype != "*" => bail!("{mode:?} is not a media type"),
+            Some((kind, subtype)) if !kind.is_empty() && !subtype.is_empty() => {
+                Ok(Self { kind: part(kind), subtype: part(subtype) })
+            }
+            _ => bail!("{mode:?} is not a media type such as \"text/plain\", \"text/*\" or \"*/*\""),
+        }
+    }
+
+    fn matches(&self, kind: &str, subtype: &str) -> bool {
+        let same = |own: &Option<String>, other: &str| own.as_ref().is_none_or(|own| own.eq_ignore_ascii_case(other));
+        same(&self.kind, kind) && same(&self.subtype, subtype)
+    }
+}
+
+fn policy(agent: &config::Agent, limits: &config::Limits) -> Policy {
+    let when_busy = match agent.when_busy {
+        config::WhenBusy::Reject => WhenBusy::Reject,
+        config::WhenBusy::Queue => WhenBusy::Queue,
+    };
+    Policy {
+        when_busy: when_busy.into(),
+        hidden: agent.reply == Reply::Message,
+        task_ttl_ms: agent.task_ttl.as_millis(),
+        context_idle_ms: agent.context_idle_timeout.as_millis(),
+        queue_timeout_ms: agent.queue_timeout.as_millis(),
+        max_waiting: agent.max_waiting,
+        max_task_bytes: limits.task_size.0,
+    }
+}
+
+/// Refuses what cannot stand in a path, and at its start what means something else.
+fn check_segment(segment: &str, first: bool) -> anyhow::Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._~-".contains(c);
+    ensure!(
+        !segment.is_empty() && segment.chars().all(plain) && segment.chars().any(|c| c != '.'),
+        "{segment:?} cannot be a segment of a path: use letters, digits, `.`, `_`, `~` and `-`"
+    );
+    let taken = RESERVED.contains(&segment) || RESERVED_PREFIXES.iter().any(|prefix| segment.starts_with(prefix));
+    ensure!(!first || !taken, "{segment:?} is reserved: choose another mount or tenant");
+    Ok(())
+}
+
+/// The name in a `Host` header: lower case, without port.
+pub(crate) fn host_name(host: &str) -> String {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.ends_with(':') => name,
+        _ => host,
+    };
+    name.to_ascii_lowercase()
+}
+
+/// All agents of an installation.
+#[derive(Debug)]
+pub(crate) struct Agents {
+    /// Longest mount first, and those with a host before those without.
+    agents: Vec<Arc<Agent>>,
+    /// Whether any agent cares for the host.
+    hosts: bool,
+}
+
+impl Agents {
+    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+        let mut agents: Vec<Arc<Agent>> = Vec::with_capacity(config.agents.len());
+        for agent in &config.agents {
+            let made =
+                Agent::new(agent, &config.limits).map_err(|error| error.context(format!("agent {:?}", agent.id)))?;
+            for other in &agents {
+                ensure!(other.id != made.id, "two agents have the id {:?}", made.id);
+                ensure!(
+                    (&other.mount, &other.host) != (&made.mount, &made.host),
+                    "agents {:?} and {:?} share the mount {:?}: give one of them another `mount`, or each a `host`",
+                    other.id,
+                    made.id,
+                    agent.mount
+                );
+            }
+            agents.push(Arc::new(made));
+        }
+        for one in &agents {
+            for tenant in &one.tenants {
+                let path = format!("{}/{tenant}", one.mount);
+                let clash = |other: &Arc<Agent>| {
+                    let under = other.mount == path || other.mount.starts_with(&format!("{path}/"));
+                    under && (one.host.is_none() || other.host.is_none() || one.host == other.host)
+                };
+                if let Some(other) = agents.iter().find(|other| clash(other)) {
+                    bail!(
+                        "tenant {tenant:?} of agent {:?} and the mount of agent {:?} are the same path",
+                        one.id,
+                        other.id
+                    );
+                }
+            }
+        }
+        agents.sort_by(|a, b| b.mount.len().cmp(&a.mount.len()).then(b.host.is_some().cmp(&a.host.is_some())));
+        let hosts = agents.iter().any(|agent| agent.host.is_some());
+        Ok(Self { agents, hosts })
+    }
+
+    /// The agent that is mounted on the longest start of `path`, and what follows its mount.
+    pub(crate) fn find<'p>(&self, host: Option<&str>, path: &'p str) -> Option<(&Arc<Agent>, &'p str)> {
+        let host = if self.hosts { host.map(host_name) } else { None };
+        self.agents.iter().find_map(|agent| {
+            if agent.host.is_some() && agent.host != host {
+                return None;
+            }
+            let rest = path.strip_prefix(&agent.mount[..])?;
+            (rest.is_empty() || rest.starts_with('/')).then_some((agent, rest))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(id: &str, mount: &str) -> config::Agent {
+        config::Agent { id: id.to_owned(), mount: mount.to_owned(), ..config::Agent::echo() }
+    }
+
+    fn agents(agents: Vec<config::Agent>) -> anyhow::Result<Agents> {
+        Agents::new(&Config { agents, ..Config::default() })
+    }
+
+    #[test]
+    fn the_longest_mount_wins_at_segment_boundaries() {
+        let hosted = config::Agent { host: Some("Two.example:443".to_owned()), ..agent("two", "/") };
+        let all = agents(vec![agent("root", "/"), agent("a", "/a"), agent("ab", "/a/b/"), hosted]).unwrap();
+        let find = |host, path| all.find(host, path).map(|(agent, rest)| (&agent.id[..], rest));
+        assert_eq!(find(None, "/"), Some(("root", "/")));
+        assert_eq!(find(None, "/tasks/1"), Some(("root", "/tasks/1")));
+        assert_eq!(find(None, "/a"), Some(("a", "")));
+        assert_eq!(find(None, "/a/"), Some(("a", "/")));
+        assert_eq!(find(None, "/ab"), Some(("root", "/ab")));
+        assert_eq!(find(None, "/a/b/tasks"), Some(("ab", "/tasks")));
+        assert_eq!(find(Some("two.EXAMPLE"), "/tasks"), Some(("two", "/tasks")));
+        assert_eq!(find(Some("two.example:8080"), "/tasks"), Some(("two", "/tasks")));
+        assert_eq!(find(Some("[::1]:8080"), "/tasks"), Some(("root", "/tasks")));
+        assert_eq!(agents(vec![agent("a", "/a")]).unwrap().find(None, "/").map(|found| found.1), None);
+    }
+
+    #[test]
+    fn names_that_mean_something_else_are_refused() {
+        let fault = |list| format!("{:#}", agents(list).expect_err("must be refused"));
+        let with_tenant =
+            |id, mount, tenant: &str| config::Agent { tenants: vec![tenant.to_owned()], ..agent(id, mount) };
+        insta::assert_snapshot!(fault(vec![agent("x", "/tasks")]), @r#"agent "x": "tasks" is reserved: choose another mount or tenant"#);
+        insta::assert_snapshot!(fault(vec![agent("x", "/a/../b")]), @r#"agent "x": ".." cannot be a segment of a path: use letters, digits, `.`, `_`, `~` and `-`"#);
+        insta::assert_snapshot!(fault(vec![agent("x", "support")]), @r#"agent "x": mount "support" must start with `/`"#);
+        insta::assert_snapshot!(fault(vec![with_tenant("x", "/x", "message:send")]), @r#"agent "x": "message:send" cannot be a segment of a path: use letters, digits, `.`, `_`, `~` and `-`"#);
+        insta::assert_snapshot!(fault(vec![with_tenant("x", "/x", "health")]), @r#"agent "x": "health" is reserved: choose another mount or tenant"#);
+        insta::assert_snapshot!(fault(vec![agent("x", "/"), agent("y", "")]), @r#"agents "x" and "y" share the mount "": give one of them another `mount`, or each a `host`"#);
+        insta::assert_snapshot!(fault(vec![agent("x", "/a"), agent("x", "/b")]), @r#"two agents have the id "x""#);
+        insta::assert_snapshot!(fault(vec![with_tenant("x", "/", "y"), agent("y", "/y")]), @r#"tenant "y" of agent "x" and the mount of agent "y" are the same path"#);
+        for reserved in RESERVED {
+            assert!(check_segment(reserved, true).is_err());
+        }
+        check_segment("tasks", false).unwrap();
+    }
+
+    #[test]
+    fn parts_are_held_against_the_input_modes() {
+        let modes = |modes: &[&str]| {
+            let mut agent = agent("x", "/");
+            agent.card.input_modes = modes.iter().map(|&mode| mode.to_owned()).collect();
+            agents(vec![agent]).map(|mut all| all.agents.remove(0))
+        };
+        let plain = modes(&["text/plain", "application/json"]).unwrap();
+        for taken in ["text/plain", "TEXT/Plain; charset=utf-8", "application/json"] {
+            assert!(plain.takes(taken), "{taken}");
+        }
+        for refused in ["application/x-nope", "video/quux", "text/markdown", "text", "", "/", "*/*"] {
+            assert!(!plain.takes(refused), "{refused}");
+        }
+        assert!(modes(&["*/*"]).unwrap().takes("application/octet-stream"));
+        let text = modes(&["text/*"]).unwrap();
+        assert!(text.takes("text/markdown") && !text.takes("application/json"));
+        assert!(modes(&[]).is_err() && modes(&["text"]).is_err() && modes(&["*/json"]).is_err());
+    }
+}
