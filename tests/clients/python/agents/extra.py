@@ -1,0 +1,42 @@
+"""An agent in plain Python, one process for each turn: what the scripted agent has no command for."""
+
+import json
+import re
+import sys
+import time
+
+
+def say(**line) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    turn = json.loads(sys.stdin.readline())
+    text = "".join(part.get("text", "") for part in turn["message"]["parts"])
+    command, _, rest = text.partition(" ")
+    if command == "remember":
+        say(type="text", text="noted")
+    elif command == "recall":
+        earlier = "\n".join(part.get("text", "") for one in turn["conversation"] for part in one["parts"])
+        say(type="text", text=",".join(re.findall(r"remember (\S+)", earlier)))
+    elif command == "artifact":
+        # Created, extended, and, when asked, replaced.
+        say(type="artifact", artifactId="a1", parts=[{"text": "Hello"}], metadata={"j": 1, "k": 1})
+        say(type="artifact", artifactId="a1", append=True, parts=[{"text": " world"}], metadata={"k": 2})
+        if rest == "replace":
+            say(type="artifact", artifactId="a1", parts=[{"text": "new"}])
+    elif command == "count":
+        # A side effect in the outside world that does not look at its input.
+        while True:
+            with open(rest, "a") as counter:
+                counter.write(f"{turn['attempt']}\n")
+            time.sleep(0.1)
+    elif command == "reject":
+        say(type="rejected", reason="not today")
+        return
+    elif command == "env":
+        say(type="text", text=f"{turn['attempt']} {turn['idempotencyKey']}")
+    say(type="end")
+
+
+main()
