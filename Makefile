@@ -1,0 +1,54 @@
+# The few things that a developer runs. CI runs `make test` (see .ci/run).
+#
+# Needs Rust 1.95 or later; the tests also Python 3.11 and Node 20. What else they need is installed on first use.
+
+CARGO   ?= cargo
+# The real clients talk to the binary of this profile, the one that the Rust tests built already.
+TARGET  := $(or $(CARGO_TARGET_DIR),target)
+PROFILE := debug
+RUN     := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest)
+
+.PHONY: check test test-rust test-clients bench chaos deny fmt
+
+## Formatting and lints, warnings are errors.
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+## Everything: Rust, then real clients against the built binary.
+test: test-rust test-clients
+
+test-rust:
+ifeq ($(RUN),nextest)
+	$(CARGO) nextest run --workspace --locked $(if $(CI),--profile ci)
+else
+	$(CARGO) test --workspace --locked --no-fail-fast
+endif
+	$(CARGO) test --workspace --locked --doc --quiet
+
+test-clients:
+	$(CARGO) build --workspace --bins --locked
+	RIALTO_BIN="$(abspath $(TARGET)/$(PROFILE)/rialto)" \
+	SCRIPTED_AGENT_BIN="$(abspath $(TARGET)/$(PROFILE)/scripted-agent)" \
+	tests/clients/run.sh
+
+## What each operation costs here, beside a bare echo (needs a quiet machine).
+bench:
+	$(CARGO) run --release --locked -- bench
+
+## The tests that kill, pause and cut off processes, again and again: ROUNDS=10 is about an hour.
+ROUNDS ?= 3
+chaos:
+	$(CARGO) build --workspace --bins --locked
+	for round in $$(seq $(ROUNDS)); do \
+	    $(CARGO) nextest run --workspace --locked -E 'test(/kill|crash|chaos|cut|fenced/)' && \
+	    tests/clients/run.sh python -q test_crash.py || exit 1; \
+	done
+
+## Licences, sources and banned crates of everything that we depend on.
+deny:
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check bans licenses sources
+
+fmt:
+	$(CARGO) fmt --all
