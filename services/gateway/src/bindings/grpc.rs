@@ -165,7 +165,7 @@ impl Binding {
         let path = format!("{mount}/{tenant}");
         let not_found = || Error::new(Kind::TaskNotFound, Kind::TaskNotFound.wire().message);
         let (agent, rest) = self.agents.find(host, &path).ok_or_else(not_found)?;
-        Ok((Arc::clone(agent), rest.trim_start_matches('/').to_owned()))
+        Ok((Arc::clone(agent), rest.strip_prefix('/').unwrap_or(rest).to_owned()))
     }
 }
 
