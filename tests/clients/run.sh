@@ -16,8 +16,8 @@ newest() { ls -t ../../target/{debug,ci-release,release}/"$1" 2>/dev/null | head
 [ -x "$RIALTO_BIN" ] || { echo "no rialto binary: run cargo build -p rialto" >&2; exit 2; }
 RIALTO_BIN=$(realpath "$RIALTO_BIN")
 if [ -z "${SCRIPTED_AGENT_BIN:-}" ]; then
-    SCRIPTED_AGENT_BIN="$(dirname "$RIALTO_BIN")/scripted-agent"
-    [ -x "$SCRIPTED_AGENT_BIN" ] || SCRIPTED_AGENT_BIN=$(newest scripted-agent)
+    SCRIPTED_AGENT_BIN="$(dirname "$RIALTO_BIN")/scripted_agent"
+    [ -x "$SCRIPTED_AGENT_BIN" ] || SCRIPTED_AGENT_BIN=$(newest scripted_agent)
 fi
 [ -x "$SCRIPTED_AGENT_BIN" ] || { echo "no scripted agent: run cargo build -p rialto-testkit --bins" >&2; exit 2; }
 SCRIPTED_AGENT_BIN=$(realpath "$SCRIPTED_AGENT_BIN")

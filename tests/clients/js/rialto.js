@@ -20,8 +20,8 @@ const binary = process.env.RIALTO_BIN ?? built('rialto');
 
 function scriptedAgent() {
   if (process.env.SCRIPTED_AGENT_BIN) return process.env.SCRIPTED_AGENT_BIN;
-  const near = join(dirname(binary), 'scripted-agent');
-  return existsSync(near) ? near : built('scripted-agent');
+  const near = join(dirname(binary), 'scripted_agent');
+  return existsSync(near) ? near : built('scripted_agent');
 }
 
 /** Starts a server with the scripted agent at `/`; resolves with its URL and a way to end it. */

@@ -34,8 +34,8 @@ def scripted_agent() -> Path:
     """The agent whose messages are commands; it is built beside the binary."""
     if given := os.environ.get("SCRIPTED_AGENT_BIN"):
         return Path(given).resolve()
-    near = [binary().parent / "scripted-agent"]
-    near += [ROOT / "target" / profile / "scripted-agent" for profile in ("debug", "ci-release", "release")]
+    near = [binary().parent / "scripted_agent"]
+    near += [ROOT / "target" / profile / "scripted_agent" for profile in ("debug", "ci-release", "release")]
     for path in near:
         if path.exists():
             return path

@@ -15,7 +15,7 @@ from rialto import Server, binary, eventually, scripted
 from wires import TERMINAL, WIRES, Fault, answer, fold, get, post, send, sse, state, until
 from wires import wire as open_wire
 
-AGENT = {"lease": "2s", "max-attempts": 20, "max-concurrent": 16}
+AGENT = {"lease": "2s", "max-attempts": 20, "max-concurrent": 64}
 
 
 class Book:
@@ -33,24 +33,23 @@ class Book:
             self.accepted[task["id"]] = text
 
 
-def traffic(server: Server, book: Book, stop: threading.Event, seed: int) -> None:
+def traffic(client, book: Book, stop: threading.Event, seed: int) -> None:
     """One client that sends until the server is gone."""
     pick = random.Random(seed)
-    client = open_wire(WIRES[seed % 3], server.url)
     asked = None
     try:
         while not stop.is_set():
             text = uuid.uuid4().hex
-            match pick.randrange(5):
-                case 0:
+            match pick.randrange(10):
+                case 0 | 1 | 2 | 3:
                     book.saw(send(client, f"echo {text}"), text)
-                case 1:
+                case 4 | 5:
                     book.saw(post(client, f"echo {text}"), text)
-                case 2:
+                case 6:
                     book.saw(post(client, "sleep:1"), "")
-                case 3:
+                case 7:
                     book.saw(post(client, "chunks:20x20"), "")
-                case 4:
+                case _:
                     if asked is None:
                         asked = send(client, "ask")
                         book.saw(asked, "")
@@ -92,11 +91,12 @@ def test_what_was_answered_is_lost_when_the_process_is_killed(tmp_path):
         server = Server([scripted("scripted", "/", **AGENT)], data=tmp_path / "data").start()
         stop = threading.Event()
         threads = [
-            threading.Thread(target=traffic, args=(server, book, stop, round_ * 100 + n)) for n in range(12)
+            threading.Thread(target=traffic, args=(open_wire(WIRES[n % 3], server.url), book, stop, round_ * 100 + n))
+            for n in range(12)
         ]
         for thread in threads:
             thread.start()
-        time.sleep(pick.uniform(0.3, 1.2))
+        time.sleep(pick.uniform(0.3, 1.5))
         left_over += children(server.process.pid)
         server.kill()
         stop.set()

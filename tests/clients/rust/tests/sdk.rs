@@ -29,7 +29,7 @@ impl Rialto {
     fn start() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("rialto.yaml");
-        let backend = json!({"type": "command", "command": [built("SCRIPTED_AGENT_BIN", "scripted-agent")?], "persistent": true});
+        let backend = json!({"type": "command", "command": [built("SCRIPTED_AGENT_BIN", "scripted_agent")?], "persistent": true});
         // JSON is YAML.
         fs::write(&config, json!({"agents": [{"id": "scripted", "mount": "/", "backend": backend}]}).to_string())?;
         let mut process = Command::new(built("RIALTO_BIN", "rialto")?)
