@@ -1,4 +1,9 @@
 //! The runner against a task-store that keeps the contract in memory, and notes every call.
+#![expect(clippy::disallowed_methods, reason = "tests stop what they started")]
 
+mod command;
 mod echo;
+mod examples;
 mod fake;
+mod runner;
+mod scripted;

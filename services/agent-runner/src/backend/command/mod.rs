@@ -146,30 +146,33 @@ enum Lost {
 #[async_trait::async_trait]
 impl Backend for Command {
     async fn run(&self, turn: &Turn, events: &Events) -> Result<End, Crash> {
-        let (mut process, permit) = self.process(turn).await?;
-        if !process.say(protocol::turn_line(turn)) {
-            return Err(Crash("it does not read its input".to_owned()));
-        }
-        process.turns += 1;
-        // Whoever drops this future drops the process, and with it, the process is killed.
-        match self.converse(&mut process, turn, events).await {
-            Ok(end) => {
-                if self.options.persistent {
-                    self.pool.keep(process, permit, &turn.context_id);
-                } else {
-                    self.reap(process, permit);
+        loop {
+            let (mut process, permit) = self.process(turn).await?;
+            let reused = process.turns > 0;
+            process.turns += 1;
+            if !process.say(protocol::turn_line(turn)) && !reused {
+                return Err(Crash("it does not read its input".to_owned()));
+            }
+            // Whoever drops this future drops the process, and with it, the process is killed.
+            return match self.converse(&mut process, turn, events).await {
+                Ok(end) => {
+                    if self.options.persistent {
+                        self.pool.keep(process, permit, &turn.context_id);
+                    } else {
+                        self.reap(process, permit);
+                    }
+                    Ok(end)
                 }
-                Ok(end)
-            }
-            Err(Lost::Invalid(end)) => Ok(end),
-            Err(Lost::Crash(reason)) => Err(Crash(reason)),
-            // A process that was about to leave when it got its next turn has not seen it.
-            Err(Lost::Exit(Exit::Success, 0)) if process.turns > 1 => Err(Crash("it left between turns".to_owned())),
-            Err(Lost::Exit(Exit::Success, _)) => {
-                debug!(agent = self.options.agent, "the agent's process ended without a final event");
-                Ok(End::without_result())
-            }
-            Err(Lost::Exit(Exit::Failure(status), _)) => Err(Crash(format!("its process ended: {status}"))),
+                Err(Lost::Invalid(end)) => Ok(end),
+                Err(Lost::Crash(reason)) => Err(Crash(reason)),
+                // It was about to leave when it got the turn, and has not seen it.
+                Err(Lost::Exit(Exit::Success, 0)) if reused => continue,
+                Err(Lost::Exit(Exit::Success, _)) => {
+                    debug!(agent = self.options.agent, "the agent's process ended without a final event");
+                    Ok(End::without_result())
+                }
+                Err(Lost::Exit(Exit::Failure(status), _)) => Err(Crash(format!("its process ended: {status}"))),
+            };
         }
     }
 

@@ -130,3 +130,102 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Said, String> {
         other => return Err(format!("the type {other:?} is unknown")),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rialto_a2a::v1::Role;
+
+    use super::*;
+
+    #[test]
+    fn the_turn_line_is_one_line_of_plain_json() {
+        let message = Message {
+            message_id: "m".to_owned(),
+            role: Role::User.into(),
+            parts: vec![text_part("two\nlines\u{2028}")],
+            ..Message::default()
+        };
+        let turn = Turn {
+            task_id: "t".to_owned(),
+            context_id: "c".to_owned(),
+            number: 2,
+            attempt: 3,
+            idempotency_key: "k".to_owned(),
+            history: vec![message.clone()],
+            message,
+            journal: vec![Bytes::from_static(b"{\"a\": 1}"), Bytes::from_static(b"not json")],
+            ..Turn::default()
+        };
+        let line = turn_line(&turn);
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        let message = r#"{"messageId":"m","role":"ROLE_USER","parts":[{"text":"two\nlines "}]}"#;
+        let expected = format!(
+            r#"{{"type":"turn","taskId":"t","contextId":"c","turn":2,"attempt":3,"idempotencyKey":"k","message":{message},"history":[{message}],"conversation":[],"journal":[{{"a": 1}},null],"metadata":{{}}}}"#
+        );
+        let expected: serde_json::Value = serde_json::from_str(&expected.replace("lines ", "lines\u{2028}")).unwrap();
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&line).unwrap(), expected);
+    }
+
+    #[test]
+    fn every_event_can_be_said() {
+        let text = |text: &str| vec![text_part(text)];
+        let event = |line: &str| parse(line.as_bytes()).unwrap();
+        for (line, said) in [
+            (r#"{"type":"text","text":"a"}"#, Said::Event(AgentEvent::Text("a".to_owned()))),
+            (r#"{"type":"status","text":"a"}"#, Said::Event(AgentEvent::Status(text("a")))),
+            (r#"{"type":"status","parts":[{"text":"a"}]}"#, Said::Event(AgentEvent::Status(text("a")))),
+            (
+                r#"{"type":"journal","data":{"n": 1}}"#,
+                Said::Event(AgentEvent::Journal(Bytes::from_static(b"{\"n\": 1}"))),
+            ),
+            (r#"{"type":"message","text":"a"}"#, Said::End(End::Done(text("a")))),
+            (r#"{"type":"end"}"#, Said::End(End::Done(Vec::new()))),
+            (r#"{"type":"completed","text":"a"}"#, Said::End(End::Completed(text("a")))),
+            (r#"{"type":"completed"}"#, Said::End(End::Completed(Vec::new()))),
+            (r#"{"type":"input-required","text":"a"}"#, Said::End(End::InputRequired(text("a")))),
+            (r#"{"type":"auth-required","text":"a"}"#, Said::End(End::AuthRequired(text("a")))),
+            (r#"{"type":"failed","reason":"a"}"#, Said::End(End::Failed("a".to_owned()))),
+            (r#"{"type":"rejected","reason":"a","later":1}"#, Said::End(End::Rejected("a".to_owned()))),
+        ] {
+            assert_eq!(event(line), said, "{line}");
+        }
+        let Said::Event(AgentEvent::Artifact(chunk)) = event(
+            r#"{"type":"artifact","artifactId":"x","name":"n","text":"a","append":true,"lastChunk":true,"metadata":{"k":2}}"#,
+        ) else {
+            panic!("no artifact")
+        };
+        assert_eq!((chunk.append, chunk.last, chunk.artifact.name.as_str()), (true, true, "n"));
+        assert_eq!(chunk.artifact.parts, text("a"));
+        assert_eq!(chunk.artifact.metadata, Some([("k", 2)].into_iter().collect()));
+        let usage = event(r#"{"type":"usage","data":{"tokens":1}}"#);
+        assert_eq!(usage, Said::Event(AgentEvent::Usage([("tokens", 1)].into_iter().collect())));
+    }
+
+    #[test]
+    fn a_mistake_is_named() {
+        for (line, detail) in [
+            ("x", "expected value"),
+            ("\"text\"", "invalid type"),
+            (r#"{"text":"a"}"#, "missing field `type`"),
+            (r#"{"type":"tekst"}"#, "the type \"tekst\" is unknown"),
+            (r#"{"type":"text"}"#, "text is missing"),
+            (r#"{"type":"status","text":"a","parts":[]}"#, "text and parts are both set"),
+            (r#"{"type":"artifact","artifactId":"x"}"#, "text or parts is missing"),
+            (r#"{"type":"failed"}"#, "reason is missing"),
+            (r#"{"type":"usage","data":1}"#, "Invalid parameters"),
+            (r#"{"type":"journal"}"#, "data is missing"),
+        ] {
+            let found = parse(line.as_bytes()).unwrap_err();
+            assert!(found.contains(detail), "{line}: {found}");
+        }
+        assert!(parse(b"{\"type\":\"text\",\"text\":\"\xff\"}").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_breaks_the_reader(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            parse(&line).ok();
+        }
+    }
+}

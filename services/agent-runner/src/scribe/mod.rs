@@ -422,3 +422,6 @@ fn shorten(mut reason: String) -> String {
     }
     reason
 }
+
+#[cfg(test)]
+mod tests;
