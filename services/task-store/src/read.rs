@@ -1,0 +1,200 @@
+//! Reading whole tasks: a head, and what belongs to exactly that head.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use futures::future::try_join;
+use rialto_a2a::{
+    Error,
+    v1::{Artifact, Message, StreamResponse, Task, stream_response::Payload},
+};
+use rialto_rpc::tasks::Update;
+use rialto_store::ReadLimit;
+use tracing::error;
+
+use crate::{
+    artifacts::Artifacts,
+    keys::TaskId,
+    store::{Store, corrupt},
+    stored::{Head, Held, Place, tag},
+};
+
+/// Reads of a task that is written to at the same time, before giving up.
+const TRIES: usize = 8;
+
+/// What one read of messages returns.
+const MESSAGES: ReadLimit = ReadLimit { entries: 512, bytes: 4 << 20 };
+
+/// How much of a task is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// The newest messages of the history; `None` = all.
+    pub(crate) history: Option<u64>,
+    pub(crate) artifacts: bool,
+}
+
+impl Shape {
+    /// Reads a `historyLength` as clients send it (spec §3.2.4).
+    ///
+    /// # Errors
+    /// When it is negative.
+    pub(crate) fn history(field: &str, length: Option<i32>) -> Result<Self, Error> {
+        let history =
+            length.map(u64::try_from).transpose().map_err(|_| Error::invalid(field, "must not be negative"))?;
+        Ok(Self { history, artifacts: true })
+    }
+}
+
+/// The parts of a task that were read do not belong together: it changed meanwhile.
+#[derive(Debug)]
+struct Moved;
+
+impl Store {
+    /// Reads a task as it is now. `None` when there is no such task.
+    pub(crate) async fn task(&self, task: TaskId, shape: Shape) -> Result<Option<(Arc<Head>, Task)>, Error> {
+        // What has ended does not change any more, so it may come from the cache.
+        let head = match self.ended(task) {
+            Some(held) => Some(held),
+            None => self.head(task).await?,
+        };
+        self.task_from(task, head, shape).await
+    }
+
+    /// The same, beginning with a head that was read already.
+    pub(crate) async fn task_from(
+        &self,
+        task: TaskId,
+        mut head: Option<Held<Head>>,
+        shape: Shape,
+    ) -> Result<Option<(Arc<Head>, Task)>, Error> {
+        for _ in 0..TRIES {
+            let Some(held) = head else { return Ok(None) };
+            if let Ok(whole) = self.assemble(task, &held.value, shape).await? {
+                return Ok(Some((held.value, whole)));
+            }
+            head = self.head(task).await?;
+        }
+        Err(Error::unavailable())
+    }
+
+    /// Reads what belongs to a head.
+    async fn assemble(&self, task: TaskId, head: &Head, shape: Shape) -> Result<Result<Task, Moved>, Error> {
+        let place = Place::new(task, &head.context_id);
+        let wanted = shape.history.unwrap_or(u64::MAX).min(head.history_len);
+        let parts = try_join(
+            self.messages(task, &place, head.history_len - wanted, head.history_len),
+            self.artifacts(task, head, shape.artifacts),
+        );
+        let (history, artifacts) = parts.await?;
+        if history.len() as u64 != wanted {
+            return Ok(Err(Moved));
+        }
+        Ok(artifacts.map(|artifacts| Task { artifacts, history, ..bare_task(task, head, &place) }))
+    }
+
+    /// Reads messages `from + 1` to `to` of a history.
+    pub(crate) async fn messages(
+        &self,
+        task: TaskId,
+        place: &Place,
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<Message>, Error> {
+        let mut messages = Vec::new();
+        let mut after = from;
+        while after < to {
+            let entries = usize::try_from(to - after).unwrap_or(usize::MAX).min(MESSAGES.entries);
+            let limit = ReadLimit { entries, ..MESSAGES };
+            let read = self.read(task.shard(), &task.history(), after, limit).await?;
+            let Some(last) = read.last() else { break };
+            after = last.id.0;
+            for entry in read {
+                messages.push(place.message(entry.payload).map_err(corrupt)?);
+            }
+        }
+        Ok(messages)
+    }
+
+    async fn artifacts(&self, task: TaskId, head: &Head, wanted: bool) -> Result<Result<Vec<Artifact>, Moved>, Error> {
+        if !wanted || head.artifacts.is_empty() {
+            return Ok(Ok(Vec::new()));
+        }
+        let places = head.artifacts.iter().enumerate().filter(|(_, artifact)| artifact.stored).map(|(place, _)| place);
+        let stored = places.clone().count();
+        let mut records = self.folded(task, places).await?;
+        if records.len() != stored || records.values().any(|record| record.to > head.last_event) {
+            return Ok(Err(Moved));
+        }
+        let folded = records.iter_mut().filter_map(|(place, record)| Some((*place, record.artifact.take()?)));
+        let mut artifacts = Artifacts::new(&head.artifacts, folded.collect::<BTreeMap<_, _>>());
+        if head.unfolded_bytes > 0 {
+            let nowhere = Place::default();
+            let mut after = head.folded_to.max(head.first_event - 1);
+            while after < head.last_event {
+                let entries = self.log(task, after).await?;
+                if entries.first().is_none_or(|entry| entry.id.0 != after + 1) {
+                    return Ok(Err(Moved));
+                }
+                for entry in entries {
+                    after = entry.id.0;
+                    if entry.tag != tag::ARTIFACT || after > head.last_event {
+                        continue;
+                    }
+                    let Some(Payload::ArtifactUpdate(update)) = nowhere.event(entry.payload).map_err(corrupt)?.payload
+                    else {
+                        continue;
+                    };
+                    let id = update.artifact.as_ref().map(|artifact| artifact.artifact_id.as_str());
+                    let place = id.and_then(|id| artifacts.place(id));
+                    // A fold may have got ahead of the head that was read.
+                    if place.and_then(|place| records.get(&place)).is_some_and(|record| record.to >= after) {
+                        continue;
+                    }
+                    if let Err(refusal) = artifacts.apply(update) {
+                        error!(%task, %refusal, "the log does not fit the artifacts");
+                        return Ok(Err(Moved));
+                    }
+                }
+            }
+        }
+        let found = artifacts.by_place.len();
+        Ok(if found == head.artifacts.len() { Ok(artifacts.by_place.into_values().collect()) } else { Err(Moved) })
+    }
+}
+
+/// A task without history and artifacts.
+pub(crate) fn bare_task(task: TaskId, head: &Head, place: &Place) -> Task {
+    let mut status = head.status.clone();
+    if let Some(message) = status.as_mut().and_then(|status| status.message.as_mut()) {
+        place.name(message);
+    }
+    Task {
+        id: task.to_string(),
+        context_id: head.context_id.clone(),
+        status,
+        metadata: head.metadata.clone(),
+        ..Task::default()
+    }
+}
+
+/// What a caller is shown of a task: itself, or the answer of a hidden one.
+pub(crate) async fn snapshot_event(store: &Store, id: TaskId, head: &Head, task: Task) -> Result<Update, Error> {
+    let payload = match head.hidden && head.state() == rialto_a2a::v1::TaskState::Completed {
+        true => match answer(store, id, head).await? {
+            Some(message) => Payload::Message(message),
+            None => Payload::Task(task),
+        },
+        false => Payload::Task(task),
+    };
+    Ok(Update { number: head.last_event, event: Some(StreamResponse { payload: Some(payload) }) })
+}
+
+/// The answer of a hidden task: its last event, or once that is folded away, its last message.
+async fn answer(store: &Store, task: TaskId, head: &Head) -> Result<Option<Message>, Error> {
+    let place = Place::new(task, &head.context_id);
+    if let Some(entry) = store.log(task, head.last_event - 1).await?.into_iter().next()
+        && let Some(Payload::Message(message)) = place.event(entry.payload).map_err(corrupt)?.payload
+    {
+        return Ok(Some(message));
+    }
+    Ok(store.messages(task, &place, head.history_len.saturating_sub(1), head.history_len).await?.pop())
+}

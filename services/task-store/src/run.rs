@@ -1,0 +1,345 @@
+//! What runners do to a turn: begin it, write to it, finish it, hand it back.
+
+use std::borrow::Cow;
+
+use rialto_a2a::{
+    v1::{Message, StreamResponse, TaskState, stream_response::Payload},
+    wkt::Struct,
+};
+use rialto_rpc::tasks::{JournalEntry, Outcome};
+use rialto_store::{At, Check, EntryId, Millis, Op};
+
+use crate::{
+    artifacts,
+    change::{Change, Decide, Decision, Draft, Fault, Need, State},
+    keys,
+    stored::{self, Head, Phase},
+    turn::{self, Rules},
+};
+
+/// A claimed run entry.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) stream: String,
+    pub(crate) entry: EntryId,
+    pub(crate) consumer: String,
+}
+
+impl Claim {
+    fn pending(&self) -> Check {
+        Check::Pending { stream: self.stream.clone(), id: self.entry, consumer: self.consumer.clone() }
+    }
+
+    fn ack(&self) -> Op {
+        Op::Ack { stream: self.stream.clone(), id: self.entry }
+    }
+}
+
+/// A runner wants to start the turn that it claimed.
+#[derive(Debug)]
+pub(crate) struct Begin<'a> {
+    pub(crate) rules: &'a Rules,
+    pub(crate) agent: &'a str,
+    pub(crate) turn: &'a [u8],
+    pub(crate) claim: Claim,
+    pub(crate) max_attempts: u32,
+    pub(crate) commit: &'a [u8],
+}
+
+/// Whether there is something to run.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    /// The turn is the caller's; the head is as it is from now on.
+    Run(Box<Head>),
+    /// There is nothing to do, and the entry is settled.
+    Settled,
+}
+
+impl Decide for Begin<'_> {
+    type Reply = Begun;
+
+    fn decide(&self, state: &State, now: Millis) -> Decision<Begun> {
+        self.begin(state, now).unwrap_or_else(Decision::Need)
+    }
+}
+
+impl Begin<'_> {
+    fn begin(&self, state: &State, now: Millis) -> Result<Decision<Begun>, Need> {
+        let held = state.head().filter(|held| held.value.agent() == self.agent);
+        let Some((held, turn)) = held.and_then(|held| Some((held, held.value.turn.as_ref()?))) else {
+            return Ok(self.settle(Change::default()));
+        };
+        if turn.id != self.turn {
+            return Ok(self.settle(Change::default()));
+        }
+        let mut draft = Draft::edit(state.task, held, now);
+        match turn.phase() {
+            Phase::Running if turn.begin_commit == self.commit => {
+                return Ok(Decision::Reply(Begun::Run(Box::new(draft.head))));
+            }
+            // Two entries for one turn: only the newest counts.
+            Phase::Running | Phase::Queued if held.run.is_some_and(|run| run != self.claim.entry) => {
+                return Ok(self.settle(Change::default()));
+            }
+            Phase::Running | Phase::Queued => {}
+            // Whoever ran it is gone, so nobody will confirm.
+            Phase::Stopping => {
+                let mut change = Change::of(draft);
+                self.rules.end_turn(state, &mut change, now)?;
+                return Ok(self.settle(change));
+            }
+            Phase::Waiting | Phase::Done => return Ok(self.settle(Change::default())),
+        }
+        if turn.attempts == 0 && turn.deadline_ms > 0 && now > turn.deadline_ms {
+            let mut change = Change::of(draft);
+            turn::fail(self.rules, state, &mut change, EXPIRED, now)?;
+            return Ok(self.settle(change));
+        }
+        if turn.attempts >= self.max_attempts.max(1) {
+            let mut change = Change::of(draft);
+            let text = format!("The agent crashed {} times on this message; it is not tried again.", turn.attempts);
+            turn::fail(self.rules, state, &mut change, ("crashed", &text), now)?;
+            change.ops.push(Op::Bury { stream: self.claim.stream.clone(), id: self.claim.entry, reason: text });
+            change.checks.push(self.claim.pending());
+            return Ok(Decision::Commit(Box::new(change), Begun::Settled));
+        }
+        if draft.head.state() != TaskState::Working {
+            draft.status(TaskState::Working, None, None).expect("a queued task has not ended");
+        }
+        let turn = draft.head.turn.as_mut().expect("it was there");
+        turn.set_phase(Phase::Running);
+        turn.fence += 1;
+        turn.attempts += 1;
+        turn.entry = self.claim.entry.to_string();
+        turn.consumer.clone_from(&self.claim.consumer);
+        turn.begin_commit = self.commit.to_vec().into();
+        let reply = Begun::Run(Box::new(draft.head.clone()));
+        let mut change = Change::of(draft);
+        change.checks.push(self.claim.pending());
+        Ok(Decision::Commit(Box::new(change), reply))
+    }
+
+    fn settle(&self, mut change: Change) -> Decision<Begun> {
+        change.checks.push(self.claim.pending());
+        change.ops.push(self.claim.ack());
+        change.releasing = true;
+        Decision::Commit(Box::new(change), Begun::Settled)
+    }
+}
+
+/// Why a turn ends without having begun.
+pub(crate) const EXPIRED: (&str, &str) = ("expired", "The message expired in the queue; it was not started.");
+
+/// A runner writes to its turn, and perhaps finishes it.
+#[derive(Debug)]
+pub(crate) struct Write<'a> {
+    pub(crate) rules: &'a Rules,
+    pub(crate) turn: &'a [u8],
+    pub(crate) fence: u64,
+    pub(crate) first_event: u64,
+    pub(crate) events: &'a [StreamResponse],
+    pub(crate) journal: &'a [JournalEntry],
+    pub(crate) history: &'a [Message],
+    pub(crate) metadata: Option<&'a Struct>,
+    /// Ends the turn.
+    pub(crate) finish: bool,
+    pub(crate) claim: Option<Claim>,
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    pub(crate) outcome: Outcome,
+    pub(crate) last_event: u64,
+}
+
+impl Decide for Write<'_> {
+    type Reply = Written;
+
+    fn decide(&self, state: &State, now: Millis) -> Decision<Written> {
+        self.write(state, now).unwrap_or_else(Decision::Need)
+    }
+}
+
+impl Write<'_> {
+    fn write(&self, state: &State, now: Millis) -> Result<Decision<Written>, Need> {
+        let reply = |outcome, last_event| Ok(Decision::Reply(Written { outcome, last_event }));
+        let Some(held) = state.head() else { return reply(Outcome::Fenced, 0) };
+        let head = &held.value;
+        let canceled = head.state() == TaskState::Canceled;
+        let turn = match &head.turn {
+            Some(turn) if turn.id == self.turn && turn.fence == self.fence => turn,
+            // A repeat of a Finish whose answer was lost, after the next turn came.
+            _ if self.finish && head.past.iter().any(|past| past.id == self.turn && past.fence == self.fence) => {
+                return reply(Outcome::Ok, head.last_event);
+            }
+            _ => return reply(Outcome::Fenced, head.last_event),
+        };
+        // What the log holds already came with a call whose answer was lost.
+        let known = usize::try_from((head.last_event + 1).saturating_sub(self.first_event)).unwrap_or(usize::MAX);
+        let events = self.events.get(known..).unwrap_or_default();
+        let journal = self.journal.iter().skip_while(|entry| entry.step <= turn.journal);
+        match turn.phase() {
+            Phase::Running => {}
+            Phase::Stopping if self.finish => return self.confirm(state, now),
+            Phase::Stopping => return reply(Outcome::Canceled, head.last_event),
+            Phase::Done if self.finish && !(canceled && !self.events.is_empty()) => {
+                return reply(Outcome::Ok, head.last_event);
+            }
+            Phase::Done if canceled => return reply(Outcome::Canceled, head.last_event),
+            Phase::Done if events.is_empty() => return reply(Outcome::Ok, head.last_event),
+            Phase::Done | Phase::Queued | Phase::Waiting => return reply(Outcome::Fenced, head.last_event),
+        }
+        let mut draft = Draft::edit(state.task, held, now);
+        for (step, entry) in (turn.journal + 1..).zip(journal) {
+            let turn = draft.head.turn.as_mut().expect("it was there");
+            turn.journal = step;
+            turn.journal_bytes += entry.payload.len() as u64;
+            draft.ops.push(Op::Append {
+                stream: draft.task.journal(),
+                at: At::Number(step.into()),
+                tag: 0,
+                payload: entry.payload.clone(),
+                into: None,
+            });
+        }
+        if let Err(fault) = self.apply(&mut draft, events) {
+            return self.fail(state, &fault, now);
+        }
+        if !self.finish && draft.events.is_empty() && draft.ops.is_empty() && draft.head == **head {
+            return reply(Outcome::Ok, head.last_event);
+        }
+        if self.finish || artifacts::is_worth_folding(&draft.head) {
+            if let Err(refusal) = artifacts::fold(&mut draft, state)? {
+                return self.fail(state, &refusal.into(), now);
+            }
+        }
+        let last_event = draft.head.last_event;
+        let mut change = Change::of(draft);
+        if self.finish {
+            change.releasing = true;
+            change.ops.extend(self.claim.as_ref().map(Claim::ack));
+            self.rules.end_turn(state, &mut change, now)?;
+        }
+        Ok(Decision::Commit(Box::new(change), Written { outcome: Outcome::Ok, last_event }))
+    }
+
+    /// Applies what the agent said.
+    fn apply(&self, draft: &mut Draft, events: &[StreamResponse]) -> Result<(), Fault> {
+        let turn = draft.head.turn.as_ref().map_or(0, |turn| turn.number);
+        // The metadata belongs to the last status, if there is one: whoever folds the events then has it too.
+        let is_status =
+            |event: &StreamResponse| matches!(event.payload, Some(Payload::StatusUpdate(_) | Payload::Message(_)));
+        let mut metadata = self.metadata;
+        let with_metadata = events.iter().rposition(is_status);
+        for (n, event) in events.iter().enumerate() {
+            let is_last = n + 1 == events.len();
+            let extra = if Some(n) == with_metadata { metadata.take() } else { None };
+            match event.payload.clone() {
+                Some(Payload::StatusUpdate(update)) => {
+                    let status =
+                        update.status.ok_or_else(|| Fault::Invalid("a status update without a status".into()))?;
+                    let next = status.state();
+                    if next == TaskState::Submitted {
+                        return Err(Fault::Invalid("an agent does not submit tasks".into()));
+                    }
+                    let ends = next.is_terminal() || next.is_interrupted();
+                    if ends != (self.finish && is_last) {
+                        return Err(Fault::Invalid(format!("{} in the middle of a turn", next.as_str_name())));
+                    }
+                    let mut merged = update.metadata;
+                    stored::merge(&mut merged, extra.cloned());
+                    draft.status(next, status.message, merged)?;
+                }
+                Some(Payload::ArtifactUpdate(update)) => draft.artifact(update, turn)?,
+                Some(Payload::Message(message)) if self.finish && is_last && draft.head.hidden => {
+                    draft.answer(message, extra.cloned())?;
+                }
+                Some(Payload::Message(_)) => return Err(Fault::Invalid("a message instead of a task".into())),
+                Some(Payload::Task(_)) | None => return Err(Fault::Invalid("an event without an update".into())),
+            }
+        }
+        stored::merge(&mut draft.head.metadata, metadata.cloned());
+        let ended = draft.head.state().is_terminal() || draft.head.state().is_interrupted();
+        if self.finish && !ended {
+            return Err(Fault::Invalid("the turn ended without a result".into()));
+        }
+        for message in self.history {
+            draft.say(message.clone());
+        }
+        draft.fits()
+    }
+
+    /// Ends the turn as failed; nothing of this call is kept.
+    fn fail(&self, state: &State, fault: &Fault, now: Millis) -> Result<Decision<Written>, Need> {
+        let held = state.head().expect("the turn was found in it");
+        let mut change = Change::of(Draft::edit(state.task, held, now));
+        let (reason, text) = match fault {
+            Fault::Invalid(_) => ("invalid-agent-response", format!("The agent gave an invalid response: {fault}")),
+            Fault::TooLarge(_) => ("too-large", format!("The agent's answer is too large: {fault}")),
+        };
+        let text: Cow<'_, str> = match text.char_indices().nth(MAX_TEXT) {
+            Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+            None => text.into(),
+        };
+        turn::fail(self.rules, state, &mut change, (reason, &text), now)?;
+        change.ops.extend(self.owned_entry(&held.value));
+        let outcome = if self.finish { Outcome::Ok } else { Outcome::Fenced };
+        let last_event = change.drafts[0].head.last_event;
+        Ok(Decision::Commit(Box::new(change), Written { outcome, last_event }))
+    }
+
+    /// The runner of a canceled turn has stopped.
+    fn confirm(&self, state: &State, now: Millis) -> Result<Decision<Written>, Need> {
+        let held = state.head().expect("the turn was found in it");
+        let mut change = Change::of(Draft::edit(state.task, held, now));
+        change.releasing = true;
+        change.ops.extend(self.owned_entry(&held.value));
+        self.rules.end_turn(state, &mut change, now)?;
+        let outcome = if self.events.is_empty() { Outcome::Ok } else { Outcome::Canceled };
+        Ok(Decision::Commit(Box::new(change), Written { outcome, last_event: held.value.last_event }))
+    }
+
+    /// Settles the run entry, which is in the head when the call does not name it.
+    fn owned_entry(&self, head: &Head) -> Option<Op> {
+        let entry = || head.turn.as_ref()?.entry.parse().ok();
+        let id = self.claim.as_ref().map(|claim| claim.entry).or_else(entry)?;
+        Some(Op::Ack { stream: keys::runs(head.agent()), id })
+    }
+}
+
+/// Characters of a reason that clients are shown.
+const MAX_TEXT: usize = 1000;
+
+/// A runner that is about to stop gives a turn back.
+#[derive(Debug)]
+pub(crate) struct HandBack<'a> {
+    pub(crate) turn: &'a [u8],
+    pub(crate) fence: u64,
+    pub(crate) claim: Claim,
+}
+
+impl Decide for HandBack<'_> {
+    type Reply = ();
+
+    fn decide(&self, state: &State, now: Millis) -> Decision<()> {
+        let Some(held) = state.head() else { return Decision::Reply(()) };
+        let mut draft = Draft::edit(state.task, held, now);
+        let Some(turn) = draft
+            .head
+            .turn
+            .as_mut()
+            .filter(|turn| turn.id == self.turn && turn.fence == self.fence && turn.phase() == Phase::Running)
+        else {
+            return Decision::Reply(());
+        };
+        turn.set_phase(Phase::Queued);
+        // It cost no attempt, and a deadline for the beginning is long met.
+        turn.attempts = turn.attempts.saturating_sub(1);
+        turn.deadline_ms = 0;
+        let mut change = Change::of(draft);
+        change.releasing = true;
+        change.ops.push(Op::HandBack { stream: self.claim.stream.clone(), id: self.claim.entry });
+        Decision::Commit(Box::new(change), ())
+    }
+}

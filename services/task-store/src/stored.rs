@@ -1,0 +1,259 @@
+//! What is stored, and the index rows that follow from it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use prost::Message as _;
+use rialto_a2a::{
+    v1::{Message, StreamResponse, TaskState, stream_response::Payload},
+    wkt::Struct,
+};
+use rialto_rpc::tasks::Scope;
+use rialto_store::{EntryId, Millis, Op, Record};
+
+use crate::keys::{self, ScopeKey, TaskId};
+
+#[expect(clippy::all, unreachable_pub, clippy::allow_attributes, reason = "generated")]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/rialto.tasks.v1.stored.rs"));
+}
+
+pub(crate) use generated::{Artifact, Context, Folded, Head, Holder, PastTurn, Phase, Sweep, Turn, Waiting};
+
+/// Marks of log entries, so that readers can pass over payloads.
+pub(crate) mod tag {
+    /// A status that is neither terminal nor interrupted.
+    pub(crate) const STATE: u8 = 1;
+    /// An artifact update.
+    pub(crate) const ARTIFACT: u8 = 2;
+    /// A terminal status, or the answer of a hidden task: the last event.
+    pub(crate) const TERMINAL: u8 = 3;
+    /// An interrupted status.
+    pub(crate) const INTERRUPTED: u8 = 4;
+}
+
+/// A record that was read, with what a later commit must find unchanged.
+#[derive(Debug)]
+pub(crate) struct Held<T> {
+    pub(crate) version: u64,
+    pub(crate) value: Arc<T>,
+    /// The run entry of the newest turn that got one.
+    pub(crate) run: Option<EntryId>,
+}
+
+impl<T> Clone for Held<T> {
+    fn clone(&self) -> Self {
+        Self { version: self.version, value: Arc::clone(&self.value), run: self.run }
+    }
+}
+
+impl<T: prost::Message + Default> Held<T> {
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// When the bytes are not what this service writes.
+    pub(crate) fn decode(record: Record) -> Result<Self, prost::DecodeError> {
+        let run = record.refs.get(keys::RUN).copied();
+        Ok(Self { version: record.version, value: Arc::new(T::decode(record.bytes)?), run })
+    }
+}
+
+impl Head {
+    pub(crate) fn state(&self) -> TaskState {
+        self.status.as_ref().map_or(TaskState::Unspecified, |status| status.state())
+    }
+
+    /// When the task got its status: the score of the list indexes.
+    pub(crate) fn status_ms(&self) -> Millis {
+        self.status.as_ref().and_then(|status| status.timestamp).map_or(0, |at| at.as_millis())
+    }
+
+    pub(crate) fn scope(&self) -> Scope {
+        self.scope.clone().unwrap_or_default()
+    }
+
+    pub(crate) fn scope_key(&self) -> ScopeKey {
+        ScopeKey::new(self.scope.as_ref().unwrap_or(&Scope::default()))
+    }
+
+    pub(crate) fn agent(&self) -> &str {
+        self.scope.as_ref().map_or("", |scope| &scope.agent)
+    }
+
+    /// Whether the task exists for a caller.
+    pub(crate) fn visible_to(&self, scope: &Scope) -> bool {
+        !self.hidden && self.scope.as_ref() == Some(scope)
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.turn.as_ref().map_or(Phase::Done, Turn::phase)
+    }
+
+    /// Whether this turn was accepted for this task and is not waiting in the context.
+    pub(crate) fn knows(&self, turn: &[u8]) -> bool {
+        self.turn.as_ref().is_some_and(|known| known.id == turn) || self.past.iter().any(|past| past.id == turn)
+    }
+
+    /// Whether nothing more comes of a turn. Turns that still wait in the context are not over.
+    pub(crate) fn is_over(&self, turn: &[u8]) -> bool {
+        if self.state().is_terminal() {
+            return true;
+        }
+        match &self.turn {
+            Some(known) if known.id == turn => known.phase() == Phase::Done,
+            _ => self.past.iter().any(|past| past.id == turn),
+        }
+    }
+
+    /// Whether this event, which ended a turn, ended that one: it may have had to wait for others.
+    pub(crate) fn ends(&self, event: u64, turn: &[u8]) -> bool {
+        let past = self.past.iter().map(|past| (&past.id, past.first_event));
+        let known = self.turn.iter().map(|known| (&known.id, known.first_event)).chain(past);
+        let first = known.into_iter().find(|(id, _)| *id == turn).map_or(0, |(_, first)| first);
+        self.is_over(turn) && event >= first
+    }
+
+    /// Bytes of history, artifacts and metadata.
+    pub(crate) fn bytes(&self) -> u64 {
+        let artifacts: u64 = self.artifacts.iter().map(|artifact| artifact.bytes).sum();
+        let metadata = self.metadata.as_ref().map_or(0, prost::Message::encoded_len);
+        self.history_bytes + artifacts + metadata as u64
+    }
+
+    /// The rows of the indexes that this task is in.
+    fn rows(&self) -> BTreeMap<String, i64> {
+        let mut rows = BTreeMap::new();
+        let (scope, at, context) = (self.scope_key(), self.status_ms(), self.context_id.as_str());
+        if self.hidden {
+            rows.insert(scope.hidden(context), at);
+        } else {
+            let state = self.state() as i32;
+            for (context, state) in
+                [(None, None), (Some(context), None), (None, Some(state)), (Some(context), Some(state))]
+            {
+                rows.insert(scope.list(context, state), at);
+            }
+        }
+        rows
+    }
+
+    /// Since when the task has a turn that is not over and not stopping.
+    fn active(&self) -> Option<i64> {
+        let turn = self.turn.as_ref()?;
+        matches!(turn.phase(), Phase::Waiting | Phase::Queued | Phase::Running).then_some(turn.queued_ms)
+    }
+
+    fn due(&self) -> Option<i64> {
+        (self.due_ms > 0).then_some(self.due_ms)
+    }
+}
+
+impl Context {
+    /// Whether this turn of this task has the context.
+    pub(crate) fn is_held_by(&self, task: TaskId, turn: &[u8]) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.task == task.bytes()[..] && holder.turn == turn)
+    }
+}
+
+/// The operations that move a task from the rows of one head to those of another. They follow from the heads
+/// alone, so no caller can forget one.
+pub(crate) fn reindex(task: TaskId, was: Option<&Head>, now: Option<&Head>, ops: &mut Vec<Op>) {
+    let member = || task.to_string();
+    let mut single = |index: &str, member: String, was: Option<i64>, now: Option<i64>| {
+        if was != now {
+            ops.push(Op::Index { index: index.to_owned(), member, was, now });
+        }
+    };
+    single(keys::ACTIVE, member(), was.and_then(Head::active), now.and_then(Head::active));
+    single(keys::DUE, task.head(), was.and_then(Head::due), now.and_then(Head::due));
+    if let (Some(was), Some(now)) = (was, now)
+        && was.status_ms() == now.status_ms()
+        && was.state() == now.state()
+    {
+        return;
+    }
+    let mut before = was.map(|head| head.rows()).unwrap_or_default();
+    for (index, score) in now.map(|head| head.rows()).unwrap_or_default() {
+        let was = before.remove(&index);
+        single(&index, member(), was, Some(score));
+    }
+    for (index, score) in before {
+        single(&index, member(), Some(score), None);
+    }
+}
+
+/// The same for the one row of a context.
+pub(crate) fn reindex_context(key: &str, was: Option<&Context>, now: Option<&Context>, ops: &mut Vec<Op>) {
+    let due = |context: &Context| (context.due_ms > 0).then_some(context.due_ms);
+    let (was, now) = (was.and_then(due), now.and_then(due));
+    if was != now {
+        ops.push(Op::Index { index: keys::DUE.to_owned(), member: key.to_owned(), was, now });
+    }
+}
+
+/// Where a message or an event belongs: it is stored without, because the key says it already.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) task: String,
+    pub(crate) context: String,
+}
+
+impl Place {
+    pub(crate) fn new(task: TaskId, context: &str) -> Self {
+        Self { task: task.to_string(), context: context.to_owned() }
+    }
+
+    /// Names the place in a message.
+    pub(crate) fn name(&self, message: &mut Message) {
+        message.task_id.clone_from(&self.task);
+        message.context_id.clone_from(&self.context);
+    }
+
+    /// Names the place in an event.
+    pub(crate) fn name_event(&self, event: &mut StreamResponse) {
+        match &mut event.payload {
+            Some(Payload::StatusUpdate(update)) => {
+                update.task_id.clone_from(&self.task);
+                update.context_id.clone_from(&self.context);
+                if let Some(message) = update.status.as_mut().and_then(|status| status.message.as_mut()) {
+                    self.name(message);
+                }
+            }
+            Some(Payload::ArtifactUpdate(update)) => {
+                update.task_id.clone_from(&self.task);
+                update.context_id.clone_from(&self.context);
+            }
+            Some(Payload::Message(message)) => self.name(message),
+            Some(Payload::Task(_)) | None => {}
+        }
+    }
+
+    /// Reads an event as it is stored.
+    ///
+    /// # Errors
+    /// When the bytes are not what this service writes.
+    pub(crate) fn event(&self, payload: Bytes) -> Result<StreamResponse, prost::DecodeError> {
+        let mut event = StreamResponse::decode(payload)?;
+        self.name_event(&mut event);
+        Ok(event)
+    }
+
+    /// Reads a message as it is stored.
+    ///
+    /// # Errors
+    /// When the bytes are not what this service writes.
+    pub(crate) fn message(&self, payload: Bytes) -> Result<Message, prost::DecodeError> {
+        let mut message = Message::decode(payload)?;
+        self.name(&mut message);
+        Ok(message)
+    }
+}
+
+/// Adds members, the newer one of two with the same key.
+pub(crate) fn merge(current: &mut Option<Struct>, newer: Option<Struct>) {
+    if let Some(newer) = newer
+        && !newer.fields.is_empty()
+    {
+        current.get_or_insert_default().fields.extend(newer.fields);
+    }
+}

@@ -1,0 +1,477 @@
+//! Following tasks: one tail per watched task and replica, shared by its followers.
+//!
+//! A tail holds the newest events. A follower pulls: it has a place in the log and takes what is next from the
+//! tail, or from the store when it has fallen out of there. So a stalled follower costs nothing and disturbs
+//! nobody. The commits of this replica feed the tail; those of others announce themselves by notices, which may
+//! get lost, so the log is also looked at when nothing was heard for a while.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::{Stream, stream};
+use rialto_a2a::{
+    Error, Kind,
+    v1::{StreamResponse, TaskState, stream_response::Payload},
+};
+use rialto_rpc::tasks::Update;
+use rialto_store::{Entry, Notices, ReadLimit, Shard};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::{
+    keys::TaskId,
+    read::{Shape, snapshot_event},
+    store::{Store, corrupt},
+    stored::{Place, tag},
+};
+
+/// How long nothing may be heard before the log is looked at.
+const RECHECK: Duration = Duration::from_secs(5);
+
+/// Events that a tail holds.
+const RING: usize = 256;
+
+/// Bytes that a tail holds, one event apart.
+const RING_BYTES: usize = 256 << 10;
+
+/// What a follower that has fallen behind reads at once.
+const CATCH_UP: ReadLimit = ReadLimit { entries: 64, bytes: 64 << 10 };
+
+/// How long a follower bears a store that is away.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The tails of the tasks that are watched on this replica.
+#[derive(Debug)]
+pub(crate) struct Tails {
+    map: Arc<Mutex<HashMap<TaskId, Arc<Tail>>>>,
+    /// By shard: whether notices come in.
+    listening: Vec<AtomicBool>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tails {
+    pub(crate) fn new(shards: Shard) -> Self {
+        Self { map: Arc::default(), listening: (0..shards).map(|_| AtomicBool::new(false)).collect() }
+    }
+
+    /// Begins to collect what is committed from now on. Look at the task after this, never before.
+    pub(crate) fn open(&self, task: TaskId) -> Seat {
+        let mut map = lock(&self.map);
+        let tail = map.entry(task).or_insert_with(|| Arc::new(Tail::new(task)));
+        let tail = Arc::clone(tail);
+        drop(map);
+        let listening = self.listening.get(usize::from(task.shard())).is_some_and(|it| it.load(Ordering::Acquire));
+        if !listening {
+            tail.doubt();
+        }
+        Seat { poked: tail.poke.subscribe(), tail, map: Arc::clone(&self.map) }
+    }
+
+    /// Takes events that were just committed here.
+    pub(crate) fn feed(&self, task: TaskId, events: Vec<Entry>) {
+        if events.is_empty() {
+            return;
+        }
+        let tail = lock(&self.map).get(&task).cloned();
+        if let Some(tail) = tail {
+            tail.feed(events);
+        }
+    }
+
+    /// Passes the notices of a shard on, for ever.
+    pub(crate) async fn listen(&self, shard: Shard, mut notices: Notices) {
+        let all = |tails: &Self| -> Vec<_> {
+            lock(&tails.map)
+                .iter()
+                .filter(|(task, _)| task.shard() == shard)
+                .map(|(_, tail)| Arc::clone(tail))
+                .collect()
+        };
+        if let Some(listening) = self.listening.get(usize::from(shard)) {
+            listening.store(true, Ordering::Release);
+        }
+        all(self).iter().for_each(|tail| tail.doubt());
+        loop {
+            let Some(notice) = notices.recv().await else {
+                all(self).iter().for_each(|tail| tail.doubt());
+                continue;
+            };
+            let Some((task, number)) = notice.payload.split_once(' ') else { continue };
+            let (Some(task), Ok(number)) = (TaskId::parse(task, Shard::MAX), number.parse()) else { continue };
+            let tail = lock(&self.map).get(&task).cloned();
+            if let Some(tail) = tail {
+                tail.hint(number);
+            }
+        }
+    }
+
+    /// How many tasks are watched.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.map).len()
+    }
+}
+
+/// The newest events of one task.
+#[derive(Debug)]
+struct Tail {
+    task: TaskId,
+    ring: Mutex<Ring>,
+    poke: watch::Sender<()>,
+    /// Held by the follower that reads for all.
+    filling: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    /// Dense; the last one is number `last`.
+    entries: VecDeque<Entry>,
+    bytes: usize,
+    /// Number of the newest event that was here; `None` until somebody says where to begin.
+    last: Option<u64>,
+    /// There are events up to here.
+    hint: u64,
+    /// Perhaps there are more.
+    doubt: bool,
+    looked: Instant,
+}
+
+/// What a follower finds.
+#[derive(Debug)]
+enum Next {
+    Event(Entry),
+    /// It is in the store only.
+    Behind,
+    /// The tail itself must be filled.
+    Fill,
+    /// Nothing yet.
+    Wait,
+}
+
+impl Ring {
+    fn push(&mut self, entry: Entry) {
+        self.last = Some(entry.id.0);
+        self.bytes += entry.payload.len();
+        self.entries.push_back(entry);
+        while self.entries.len() > 1 && (self.entries.len() > RING || self.bytes > RING_BYTES) {
+            let gone = self.entries.pop_front();
+            self.bytes -= gone.map_or(0, |entry| entry.payload.len());
+        }
+    }
+
+    /// Takes the entries that are new, if nothing is missing before them.
+    fn extend(&mut self, entries: Vec<Entry>) {
+        for entry in entries {
+            match self.last {
+                Some(last) if entry.id.0 <= last => {}
+                Some(last) if entry.id.0 > last + 1 => self.hint = self.hint.max(entry.id.0),
+                _ => self.push(entry),
+            }
+        }
+    }
+
+    fn needs_fill(&self) -> bool {
+        self.doubt || self.last.is_some_and(|last| self.hint > last)
+    }
+}
+
+impl Tail {
+    fn new(task: TaskId) -> Self {
+        let ring =
+            Ring { entries: VecDeque::new(), bytes: 0, last: None, hint: 0, doubt: false, looked: Instant::now() };
+        Self { task, ring: Mutex::new(ring), poke: watch::Sender::new(()), filling: tokio::sync::Mutex::new(()) }
+    }
+
+    fn feed(&self, entries: Vec<Entry>) {
+        lock(&self.ring).extend(entries);
+        self.poke.send_replace(());
+    }
+
+    fn hint(&self, number: u64) {
+        let mut ring = lock(&self.ring);
+        ring.hint = ring.hint.max(number);
+        let news = ring.needs_fill();
+        drop(ring);
+        if news {
+            self.poke.send_replace(());
+        }
+    }
+
+    fn doubt(&self) {
+        lock(&self.ring).doubt = true;
+        self.poke.send_replace(());
+    }
+
+    /// Nothing was heard for a while.
+    fn recheck(&self) {
+        let mut ring = lock(&self.ring);
+        if ring.looked.elapsed() >= RECHECK {
+            ring.doubt = true;
+        }
+    }
+
+    /// A follower begins after this number.
+    fn begin(&self, number: u64) {
+        let mut ring = lock(&self.ring);
+        ring.last.get_or_insert(number);
+        ring.hint = ring.hint.max(number);
+    }
+
+    fn next(&self, cursor: u64) -> Next {
+        let ring = lock(&self.ring);
+        let last = ring.last.unwrap_or(cursor);
+        if cursor >= last {
+            return if ring.needs_fill() { Next::Fill } else { Next::Wait };
+        }
+        let first = last + 1 - ring.entries.len() as u64;
+        match (cursor + 1).checked_sub(first).and_then(|n| ring.entries.get(usize::try_from(n).ok()?)) {
+            Some(entry) => Next::Event(entry.clone()),
+            None => Next::Behind,
+        }
+    }
+
+    /// Reads what is new, once for all followers.
+    async fn fill(&self, store: &Store) -> Result<(), Error> {
+        let _one = self.filling.lock().await;
+        let last = {
+            let mut ring = lock(&self.ring);
+            if !ring.needs_fill() {
+                return Ok(());
+            }
+            ring.looked = Instant::now();
+            // Now, and not after the read: who doubts meanwhile, doubts what was read.
+            ring.doubt = false;
+            ring.last.unwrap_or(0)
+        };
+        let read = self.read(store, last).await;
+        let mut ring = lock(&self.ring);
+        match read {
+            Ok(News::Entries(entries)) => {
+                // It may have been only the first part.
+                ring.doubt |= entries.len() > 64;
+                ring.extend(entries);
+            }
+            Ok(News::Jump(number)) if number > last => {
+                ring.entries.clear();
+                ring.bytes = 0;
+                ring.last = Some(number);
+            }
+            Ok(News::Jump(number)) => ring.hint = ring.hint.min(number),
+            Err(error) => {
+                ring.doubt = true;
+                return Err(error);
+            }
+        }
+        drop(ring);
+        self.poke.send_replace(());
+        Ok(())
+    }
+
+    async fn read(&self, store: &Store, last: u64) -> Result<News, Error> {
+        let entries = store.log(self.task, last).await?;
+        if entries.first().is_some_and(|entry| entry.id.0 == last + 1) {
+            return Ok(News::Entries(entries));
+        }
+        // There is nothing new, or the log was folded away meanwhile.
+        let head = store.head(self.task).await?.ok_or(Kind::TaskNotFound)?;
+        Ok(News::Jump(head.value.last_event))
+    }
+}
+
+/// What a look at the log brought.
+#[derive(Debug)]
+enum News {
+    /// The next events.
+    Entries(Vec<Entry>),
+    /// The newest event is this one. If it is a new one, followers look for themselves.
+    Jump(u64),
+}
+
+/// A follower's place at a tail. The tail is there as long as somebody has one.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    tail: Arc<Tail>,
+    poked: watch::Receiver<()>,
+    map: Arc<Mutex<HashMap<TaskId, Arc<Tail>>>>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut map = lock(&self.map);
+        // The map's, and this one.
+        if Arc::strong_count(&self.tail) <= 2 && map.get(&self.tail.task).is_some_and(|it| Arc::ptr_eq(it, &self.tail))
+        {
+            map.remove(&self.tail.task);
+        }
+    }
+}
+
+/// How far a follower goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// One update: what the task is once the turn is over.
+    Result,
+    /// Every event, to the end of the turn; while a credential is awaited, it is not over.
+    Turn,
+    /// Every event, to the end of the task.
+    Task,
+}
+
+/// A follower.
+#[derive(Debug)]
+pub(crate) struct Follow {
+    pub(crate) store: Arc<Store>,
+    pub(crate) seat: Seat,
+    pub(crate) task: TaskId,
+    pub(crate) place: Place,
+    pub(crate) until: Until,
+    /// Set when the turn waits behind others, whose ends are not its own.
+    pub(crate) behind: Option<Vec<u8>>,
+    /// Number of the newest event that was delivered.
+    pub(crate) cursor: u64,
+    /// Delivered before anything else.
+    pub(crate) first: Option<Update>,
+    /// Nothing comes after that.
+    pub(crate) over: bool,
+    pub(crate) shape: Shape,
+    pub(crate) stop: CancellationToken,
+    /// Read from the store, not delivered yet.
+    pub(crate) queue: VecDeque<Entry>,
+}
+
+impl Follow {
+    /// The updates. They end without an error only where the follower wanted to end.
+    pub(crate) fn updates(self) -> impl Stream<Item = Result<Update, Status>> + Send + 'static {
+        self.seat.tail.begin(self.cursor);
+        stream::unfold(self, |mut follow| async move { Some((follow.next().await?, follow)) })
+    }
+
+    async fn next(&mut self) -> Option<Result<Update, Status>> {
+        if let Some(first) = self.first.take() {
+            return Some(Ok(first));
+        }
+        if self.over {
+            return None;
+        }
+        let stop = self.stop.clone();
+        let mut delays = [50, 100, 200, 400].into_iter().map(Duration::from_millis);
+        let mut until = None;
+        loop {
+            let step = tokio::select! {
+                step = self.step() => step,
+                () = stop.cancelled() => Err(Error::unavailable()),
+            };
+            let error = match step {
+                Ok(update) => return Some(Ok(update)),
+                Err(error) => error,
+            };
+            let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+            if error.kind != Kind::Unavailable || stop.is_cancelled() || Instant::now() >= until {
+                self.over = true;
+                return Some(Err(error.to_status()));
+            }
+            sleep(delays.next().unwrap_or(Duration::from_millis(800))).await;
+        }
+    }
+
+    /// The next update. Nothing is lost when it is dropped on the way.
+    async fn step(&mut self) -> Result<Update, Error> {
+        loop {
+            let Some(entry) = self.entry().await? else { return self.snapshot().await };
+            let number = entry.id.0;
+            let ends = self.ends(&entry).await?;
+            if self.until == Until::Result {
+                if !ends {
+                    self.cursor = number;
+                    continue;
+                }
+                let update = self.snapshot().await?;
+                self.over = true;
+                return Ok(update);
+            }
+            let event = self.place.event(entry.payload).map_err(corrupt)?;
+            self.cursor = number;
+            self.over = ends;
+            return Ok(Update { number, event: Some(event) });
+        }
+    }
+
+    /// Whether the follower is done with this event.
+    async fn ends(&self, entry: &Entry) -> Result<bool, Error> {
+        match entry.tag {
+            tag::TERMINAL => return Ok(true),
+            tag::INTERRUPTED if self.until != Until::Task => {}
+            _ => return Ok(false),
+        }
+        if self.until == Until::Turn {
+            let event = self.place.event(entry.payload.clone()).map_err(corrupt)?;
+            if state(&event) == TaskState::AuthRequired {
+                return Ok(false);
+            }
+        }
+        let Some(turn) = &self.behind else { return Ok(true) };
+        let head = self.store.head_at_least(self.task, entry.id.0).await?.ok_or(Kind::TaskNotFound)?;
+        Ok(head.value.ends(entry.id.0, turn))
+    }
+
+    /// The next event; `None` when it is not in the log any more.
+    async fn entry(&mut self) -> Result<Option<Entry>, Error> {
+        loop {
+            // Taken away only once it was delivered: a store that fails in between loses nothing.
+            while let Some(entry) = self.queue.front() {
+                if entry.id.0 > self.cursor {
+                    return Ok((entry.id.0 == self.cursor + 1).then(|| entry.clone()));
+                }
+                self.queue.pop_front();
+            }
+            // Before the look, so that nothing slips in between.
+            self.seat.poked.mark_unchanged();
+            match self.seat.tail.next(self.cursor) {
+                Next::Event(entry) => return Ok(Some(entry)),
+                Next::Fill => self.seat.tail.fill(&self.store).await?,
+                Next::Behind => {
+                    let shard = self.task.shard();
+                    self.queue = self.store.read(shard, &self.task.log(), self.cursor, CATCH_UP).await?.into();
+                    if self.queue.is_empty() {
+                        return Ok(None);
+                    }
+                }
+                Next::Wait => {
+                    if timeout(RECHECK, self.seat.poked.changed()).await.is_err() {
+                        self.seat.tail.recheck();
+                    }
+                }
+            }
+        }
+    }
+
+    /// The task as it is now, in place of events.
+    async fn snapshot(&mut self) -> Result<Update, Error> {
+        let (head, task) = self.store.task(self.task, self.shape).await?.ok_or(Kind::TaskNotFound)?;
+        let update = snapshot_event(&self.store, self.task, &head, task).await?;
+        self.cursor = head.last_event;
+        self.queue.clear();
+        self.over = head.state().is_terminal();
+        Ok(update)
+    }
+}
+
+/// The state that a status event gives the task.
+fn state(event: &StreamResponse) -> TaskState {
+    match &event.payload {
+        Some(Payload::StatusUpdate(update)) => update.status.as_ref().map_or(TaskState::Unspecified, |it| it.state()),
+        _ => TaskState::Unspecified,
+    }
+}

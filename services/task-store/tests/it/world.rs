@@ -1,0 +1,441 @@
+//! A store, some replicas of the service, and what clients and runners do to them.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt as _;
+use prost::Message as _;
+use rialto_a2a::{
+    Error, Kind,
+    v1::{
+        Artifact, Message, Part, Role, StreamResponse, Task, TaskArtifactUpdateEvent, TaskState, TaskStatus,
+        TaskStatusUpdateEvent, part::Content, stream_response::Payload,
+    },
+};
+use rialto_rpc::tasks::{
+    self, BeginRequest, CancelRequest, FinishRequest, Follow, GetRequest, HeldTurn, ListRequest, Outcome, Policy,
+    RecordRequest, RunEntry, Scope, SendRequest, Turn, Update, WatchRequest, WhenBusy,
+    task_store_server::TaskStore as Calls,
+};
+use rialto_store::{
+    Engine, EntryId,
+    sqlite::{SqliteConfig, SqliteEngine},
+};
+use rialto_task_store::{Options, TaskStore};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Request, Status};
+
+pub(crate) use rialto_a2a::v1::TaskState as S;
+
+pub(crate) const AGENT: &str = "echo";
+
+/// A run entry that was claimed.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) run: RunEntry,
+    pub(crate) claim: tasks::Claim,
+}
+
+/// A turn that was begun.
+#[derive(Clone, Debug)]
+pub(crate) struct Begun {
+    pub(crate) run: Run,
+    pub(crate) turn: Turn,
+}
+
+impl Begun {
+    pub(crate) fn held(&self) -> HeldTurn {
+        HeldTurn {
+            task_id: self.run.run.task_id.clone(),
+            turn_id: self.run.run.turn_id.clone(),
+            fence: self.turn.fence,
+            claim: Some(self.run.claim.clone()),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) replicas: Vec<TaskStore>,
+    stop: CancellationToken,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+pub(crate) fn engine(shards: u16) -> Arc<dyn Engine> {
+    SqliteEngine::open(SqliteConfig::memory(shards)).expect("opens")
+}
+
+impl World {
+    /// One replica over four shards.
+    pub(crate) fn new() -> Self {
+        Self::with(engine(4), 1, &Options::default())
+    }
+
+    pub(crate) fn with(engine: Arc<dyn Engine>, replicas: usize, options: &Options) -> Self {
+        let replicas: Vec<_> = (0..replicas).map(|_| TaskStore::new(Arc::clone(&engine), options)).collect();
+        Self { engine, replicas, stop: CancellationToken::new() }
+    }
+
+    /// Starts the background work of all replicas.
+    pub(crate) fn background(&self) {
+        for replica in &self.replicas {
+            replica.run_background(&self.stop, &TaskTracker::new());
+        }
+    }
+
+    pub(crate) fn calls(&self) -> &TaskStore {
+        &self.replicas[0]
+    }
+
+    /// Sends and returns the first update as a task.
+    pub(crate) async fn send(&self, send: Send) -> Result<Task, Error> {
+        let update = self.updates(send).await?.next().await.expect("an update").map_err(|it| error(&it))?;
+        Ok(task(update))
+    }
+
+    pub(crate) async fn updates(&self, send: Send) -> Result<Updates, Error> {
+        self.updates_at(0, send).await
+    }
+
+    pub(crate) async fn updates_at(&self, replica: usize, send: Send) -> Result<Updates, Error> {
+        let sent = Calls::send(&self.replicas[replica], Request::new(send.0)).await;
+        Ok(sent.map_err(|status| error(&status))?.into_inner())
+    }
+
+    pub(crate) async fn watch(&self, id: &str, after: Option<u64>) -> Result<Updates, Error> {
+        self.watch_at(0, id, after, Follow::Task).await
+    }
+
+    pub(crate) async fn watch_at(
+        &self,
+        replica: usize,
+        id: &str,
+        after: Option<u64>,
+        follow: Follow,
+    ) -> Result<Updates, Error> {
+        let request = WatchRequest { scope: Some(scope("")), id: id.into(), after, follow: follow.into() };
+        let watched = self.replicas[replica].watch(Request::new(request)).await;
+        Ok(watched.map_err(|status| error(&status))?.into_inner())
+    }
+
+    pub(crate) async fn get(&self, id: &str) -> Task {
+        self.get_as("", id, None).await.expect("the task")
+    }
+
+    pub(crate) async fn get_as(&self, owner: &str, id: &str, history_length: Option<i32>) -> Result<Task, Error> {
+        let request = GetRequest { scope: Some(scope(owner)), id: id.into(), history_length };
+        let replica = self.replicas.last().expect("a replica");
+        Ok(replica.get(Request::new(request)).await.map_err(|status| error(&status))?.into_inner())
+    }
+
+    pub(crate) async fn list(
+        &self,
+        owner: &str,
+        query: rialto_a2a::v1::ListTasksRequest,
+    ) -> Result<rialto_a2a::v1::ListTasksResponse, Error> {
+        let request = ListRequest { scope: Some(scope(owner)), query: Some(query) };
+        Ok(self.calls().list(Request::new(request)).await.map_err(|status| error(&status))?.into_inner())
+    }
+
+    pub(crate) async fn cancel(&self, id: &str) -> Result<Task, Error> {
+        self.cancel_as("", id, id_bytes().to_vec()).await
+    }
+
+    pub(crate) async fn cancel_as(&self, owner: &str, id: &str, commit: Vec<u8>) -> Result<Task, Error> {
+        let request =
+            CancelRequest { scope: Some(scope(owner)), id: id.into(), metadata: None, commit_id: commit.into() };
+        Ok(self.calls().cancel(Request::new(request)).await.map_err(|status| error(&status))?.into_inner())
+    }
+
+    /// Claims one run entry, if there is one.
+    pub(crate) async fn claim(&self, consumer: &str) -> Option<Run> {
+        self.claim_after(consumer, Duration::from_secs(60)).await
+    }
+
+    /// Claims one run entry, even of a consumer that was silent for this long.
+    pub(crate) async fn claim_after(&self, consumer: &str, lease: Duration) -> Option<Run> {
+        let claim = rialto_store::Claim {
+            streams: (0..self.engine.shards()).map(|shard| (shard, format!("runs:{AGENT}"))).collect(),
+            consumer: consumer.into(),
+            limit: 1,
+            lease,
+            wait: Duration::ZERO,
+        };
+        let claimed = self.engine.claim(&claim).await.expect("claims").pop()?;
+        let run = RunEntry::decode(claimed.entry.payload).expect("a run entry");
+        let claim = tasks::Claim {
+            shard: claimed.shard.into(),
+            stream: claimed.stream,
+            entry: claimed.entry.id.to_string(),
+            consumer: consumer.into(),
+        };
+        Some(Run { run, claim })
+    }
+
+    pub(crate) async fn begin(&self, run: &Run) -> Option<Begun> {
+        self.begin_with(run, |_| {}).await
+    }
+
+    pub(crate) async fn begin_with(&self, run: &Run, with: impl FnOnce(&mut BeginRequest)) -> Option<Begun> {
+        let mut request = BeginRequest {
+            run: Some(run.run.clone()),
+            claim: Some(run.claim.clone()),
+            max_attempts: 3,
+            commit_id: id_bytes().to_vec().into(),
+            ..BeginRequest::default()
+        };
+        with(&mut request);
+        let replica = self.replicas.last().expect("a replica");
+        let turn = replica.begin(Request::new(request)).await.expect("begins").into_inner().turn?;
+        Some(Begun { run: run.clone(), turn })
+    }
+
+    /// Claims and begins the next turn.
+    pub(crate) async fn next(&self) -> Begun {
+        let run = self.claim("r1").await.expect("a run entry");
+        self.begin(&run).await.expect("a turn")
+    }
+
+    pub(crate) async fn record(&self, begun: &Begun, first_event: u64, events: Vec<StreamResponse>) -> Outcome {
+        let request = RecordRequest {
+            task_id: begun.run.run.task_id.clone(),
+            turn_id: begun.run.run.turn_id.clone(),
+            fence: begun.turn.fence,
+            first_event,
+            events,
+            ..RecordRequest::default()
+        };
+        self.record_raw(request).await
+    }
+
+    pub(crate) async fn record_raw(&self, request: RecordRequest) -> Outcome {
+        self.calls().record(Request::new(request)).await.expect("records").into_inner().outcome()
+    }
+
+    pub(crate) async fn finish(&self, begun: &Begun, first_event: u64, events: Vec<StreamResponse>) -> Outcome {
+        self.finish_with(begun, first_event, events, |_| {}).await
+    }
+
+    pub(crate) async fn finish_with(
+        &self,
+        begun: &Begun,
+        first_event: u64,
+        events: Vec<StreamResponse>,
+        with: impl FnOnce(&mut FinishRequest),
+    ) -> Outcome {
+        let mut request = FinishRequest {
+            task_id: begun.run.run.task_id.clone(),
+            turn_id: begun.run.run.turn_id.clone(),
+            fence: begun.turn.fence,
+            claim: Some(begun.run.claim.clone()),
+            first_event,
+            events,
+            ..FinishRequest::default()
+        };
+        with(&mut request);
+        self.calls().finish(Request::new(request)).await.expect("finishes").into_inner().outcome()
+    }
+
+    /// Runs the next turn of anybody to this state.
+    pub(crate) async fn run_to(&self, state: TaskState) -> Begun {
+        let begun = self.next().await;
+        assert_eq!(self.finish(&begun, begun.turn.next_event, vec![status(state)]).await, Outcome::Ok);
+        begun
+    }
+
+    /// Entries on the work streams, claimed ones included.
+    pub(crate) async fn entries(&self) -> u64 {
+        let mut entries = 0;
+        for shard in 0..self.engine.shards() {
+            let depth = self.engine.depth(shard, &format!("runs:{AGENT}")).await.expect("depth");
+            entries += depth.waiting + depth.pending;
+        }
+        entries
+    }
+}
+
+pub(crate) type Updates = <TaskStore as Calls>::SendStream;
+
+pub(crate) fn error(status: &Status) -> Error {
+    Error::from_status(status)
+}
+
+pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> Kind {
+    result.expect_err("an error").kind
+}
+
+pub(crate) fn scope(owner: &str) -> Scope {
+    Scope { agent: AGENT.into(), tenant: String::new(), owner: owner.into() }
+}
+
+pub(crate) fn id_bytes() -> [u8; 16] {
+    uuid::Uuid::new_v4().into_bytes()
+}
+
+pub(crate) fn unique() -> String {
+    uuid::Uuid::new_v4().to_string()
+}
+
+/// A message that is to be sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Send(pub(crate) SendRequest);
+
+impl Send {
+    /// To a new task in a new context.
+    pub(crate) fn new(text: &str) -> Self {
+        let message = Message { context_id: unique(), ..said(Role::User, text) };
+        Self(SendRequest {
+            scope: Some(scope("")),
+            turn_id: id_bytes().to_vec().into(),
+            message: Some(message),
+            policy: Some(Policy::default()),
+            ..SendRequest::default()
+        })
+    }
+
+    /// To a task.
+    pub(crate) fn to(task: &Task, text: &str) -> Self {
+        let mut send = Self::new(text);
+        let message = send.message();
+        message.task_id.clone_from(&task.id);
+        message.context_id.clear();
+        send
+    }
+
+    pub(crate) fn message(&mut self) -> &mut Message {
+        self.0.message.as_mut().expect("a message")
+    }
+
+    pub(crate) fn context(mut self, id: &str) -> Self {
+        self.message().context_id = id.into();
+        self
+    }
+
+    pub(crate) fn owner(mut self, owner: &str) -> Self {
+        self.0.scope = Some(scope(owner));
+        self
+    }
+
+    pub(crate) fn follow(mut self, follow: Follow) -> Self {
+        self.0.set_follow(follow);
+        self
+    }
+
+    pub(crate) fn policy(mut self, with: impl FnOnce(&mut Policy)) -> Self {
+        with(self.0.policy.as_mut().expect("a policy"));
+        self
+    }
+
+    pub(crate) fn queue(self) -> Self {
+        self.policy(|policy| policy.set_when_busy(WhenBusy::Queue))
+    }
+}
+
+pub(crate) fn said(role: Role, text: &str) -> Message {
+    let part = Part { content: Some(Content::Text(text.into())), ..Part::default() };
+    Message { message_id: unique(), role: role.into(), parts: vec![part], ..Message::default() }
+}
+
+pub(crate) fn text(message: &Message) -> String {
+    parts(&message.parts)
+}
+
+pub(crate) fn parts(parts: &[Part]) -> String {
+    let text = |part: &Part| match &part.content {
+        Some(Content::Text(text)) => text.clone(),
+        _ => String::new(),
+    };
+    parts.iter().map(text).collect()
+}
+
+pub(crate) fn history(task: &Task) -> Vec<String> {
+    task.history.iter().map(text).collect()
+}
+
+pub(crate) fn status(state: TaskState) -> StreamResponse {
+    let status = Some(TaskStatus { state: state.into(), ..TaskStatus::default() });
+    StreamResponse { payload: Some(Payload::StatusUpdate(TaskStatusUpdateEvent { status, ..Default::default() })) }
+}
+
+pub(crate) fn artifact(id: &str, text: &str, append: bool) -> StreamResponse {
+    let part = Part { content: Some(Content::Text(text.into())), ..Part::default() };
+    let artifact = Artifact { artifact_id: id.into(), parts: vec![part], ..Artifact::default() };
+    let update = TaskArtifactUpdateEvent { artifact: Some(artifact), append, ..Default::default() };
+    StreamResponse { payload: Some(Payload::ArtifactUpdate(update)) }
+}
+
+pub(crate) fn task(update: Update) -> Task {
+    match update.event.and_then(|event| event.payload) {
+        Some(Payload::Task(task)) => task,
+        other => panic!("not a task: {other:?}"),
+    }
+}
+
+/// What an update is, in short.
+pub(crate) fn short(update: &Update) -> String {
+    let what = match update.event.as_ref().and_then(|event| event.payload.as_ref()) {
+        Some(Payload::Task(task)) => format!("task {}", state(task).as_str_name()),
+        Some(Payload::StatusUpdate(update)) => {
+            update.status.as_ref().map_or(S::Unspecified, |status| status.state()).as_str_name().to_owned()
+        }
+        Some(Payload::ArtifactUpdate(update)) => {
+            let artifact = update.artifact.as_ref().expect("an artifact");
+            format!("{}{}{}", artifact.artifact_id, if update.append { "+=" } else { "=" }, parts(&artifact.parts))
+        }
+        Some(Payload::Message(message)) => format!("message {}", text(message)),
+        None => "nothing".into(),
+    };
+    format!("{} {}", update.number, what.replace("TASK_STATE_", ""))
+}
+
+pub(crate) fn state(task: &Task) -> TaskState {
+    task.status.as_ref().map_or(S::Unspecified, |status| status.state())
+}
+
+pub(crate) fn reason(task: &Task) -> String {
+    use rialto_a2a::wkt::value::Kind::StringValue;
+    let metadata = task.status.as_ref().and_then(|it| it.message.as_ref()).and_then(|it| it.metadata.as_ref());
+    match metadata.and_then(|it| it.fields.get("reason")).and_then(|it| it.kind.as_ref()) {
+        Some(StringValue(reason)) => reason.clone(),
+        _ => String::new(),
+    }
+}
+
+/// Everything until the stream ends.
+pub(crate) async fn all(updates: Updates) -> Vec<Update> {
+    let collect = updates.map(|update| update.expect("no error")).collect();
+    tokio::time::timeout(Duration::from_secs(20), collect).await.expect("the stream ends")
+}
+
+pub(crate) async fn shorts(updates: Updates) -> Vec<String> {
+    all(updates).await.iter().map(short).collect()
+}
+
+/// The next update of a stream that goes on.
+pub(crate) async fn one(updates: &mut Updates) -> Update {
+    let next = tokio::time::timeout(Duration::from_secs(20), updates.next()).await.expect("an update in time");
+    next.expect("not the end").expect("no error")
+}
+
+/// Whether the stream has ended.
+pub(crate) async fn ended(updates: &mut Updates) -> bool {
+    tokio::time::timeout(Duration::from_secs(20), updates.next()).await.expect("an end in time").is_none()
+}
+
+/// Nothing comes for a moment; for streams that must stay open.
+pub(crate) async fn silent(updates: &mut Updates) -> bool {
+    tokio::time::timeout(Duration::from_millis(50), updates.next()).await.is_err()
+}
+
+/// Numbers of a task's log.
+pub(crate) async fn numbers(world: &World, id: &str) -> Vec<u64> {
+    let shard = u16::from_str_radix(&id[34..], 16).expect("an id");
+    let limit = rialto_store::ReadLimit { entries: 10_000, bytes: 1 << 30 };
+    let entries = world.engine.read(shard, &format!("log:{id}"), EntryId::ZERO, limit).await.expect("reads");
+    entries.into_iter().map(|entry| entry.id.0).collect()
+}
