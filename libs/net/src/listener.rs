@@ -145,7 +145,11 @@ impl Listener {
         drop(self.tcp);
         connections.close();
         if timeout(grace, connections.wait()).await.is_err() {
-            warn!(connections = connections.len(), grace_s = grace.as_secs(), "cut connections at the end of the grace period");
+            warn!(
+                connections = connections.len(),
+                grace_s = grace.as_secs(),
+                "cut connections at the end of the grace period"
+            );
             cut.cancel();
             connections.wait().await;
         }
@@ -167,10 +171,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 /// Small answers leave at once; a peer that vanished from a silent connection is noticed.
 fn tune(tcp: &TcpStream) {
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(30))
-        .with_interval(Duration::from_secs(10))
-        .with_retries(3);
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10)).with_retries(3);
     let tuned = tcp.set_nodelay(true).and_then(|()| SockRef::from(tcp).set_tcp_keepalive(&keepalive));
     if let Err(error) = tuned {
         debug!(%error, "cannot tune a connection");

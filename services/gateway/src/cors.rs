@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use axum::{
     body::Body,
-    http::{HeaderMap, HeaderValue, Method, Response, header},
+    http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header},
 };
 use rialto_runtime::config::Config;
 
@@ -37,44 +37,49 @@ impl Cors {
         Ok(cors)
     }
 
-    /// What a browser may know about a response to this request; `public` is for cards and health.
-    fn allowed(&self, request: &HeaderMap, public: bool) -> Option<HeaderValue> {
-        if public {
-            return Some(ANY);
-        }
-        let origin = request.get(header::ORIGIN)?;
+    /// Whether pages of this origin may call, and what to tell the browser.
+    fn allowed(&self, origin: &HeaderValue) -> Option<HeaderValue> {
         if self.any { Some(ANY) } else { self.origins.contains(origin).then(|| origin.clone()) }
     }
 
-    /// Answers a preflight request, if this is one and its origin may call.
+    /// Answers a preflight request, if this is one and its origin may call; `public` things may be asked by all.
     pub(crate) fn preflight(&self, method: &Method, request: &HeaderMap, public: bool) -> Option<Response<Body>> {
+        let origin = request.get(header::ORIGIN)?;
         if method != Method::OPTIONS || !request.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD) {
             return None;
         }
-        self.allowed(request, public)?;
+        let allowed = if public { ANY } else { self.allowed(origin)? };
         let mut response = Response::new(Body::empty());
-        *response.status_mut() = axum::http::StatusCode::NO_CONTENT;
+        *response.status_mut() = StatusCode::NO_CONTENT;
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, REQUEST_HEADERS);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        allow(allowed, headers);
         Some(response)
     }
 
-    /// Completes a response for a browser.
-    pub(crate) fn complete(&self, request_origin: Option<HeaderValue>, public: bool, response: &mut Response<Body>) {
-        let mut request = HeaderMap::new();
-        if let Some(origin) = request_origin {
-            request.insert(header::ORIGIN, origin);
+    /// Completes the answer to a page of this origin.
+    pub(crate) fn complete(&self, origin: &HeaderValue, headers: &mut HeaderMap) {
+        if headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+            return;
         }
-        let Some(allowed) = self.allowed(&request, public) else { return };
-        let headers = response.headers_mut();
-        if allowed != ANY {
-            headers.append(header::VARY, HeaderValue::from_static("origin"));
-        }
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
-        if !public {
+        if let Some(allowed) = self.allowed(origin) {
             headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, RESPONSE_HEADERS);
+            allow(allowed, headers);
         }
     }
+}
+
+fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
+    if origin != ANY {
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+}
+
+/// Opens an answer to the pages of all origins.
+pub(crate) fn open(mut response: Response<Body>) -> Response<Body> {
+    allow(ANY, response.headers_mut());
+    response
 }

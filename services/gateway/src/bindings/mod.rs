@@ -24,7 +24,7 @@ use self::grpc::Grpc;
 use crate::{
     agents::{Agent, Agents},
     call::A2A_EXTENSIONS,
-    cors::Cors,
+    cors::{self, Cors},
     follow::Events,
     forwarded::Forwarded,
     operations::Operations,
@@ -33,6 +33,7 @@ use crate::{
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const A2A_JSON: HeaderValue = HeaderValue::from_static("application/a2a+json");
 const CARD: &str = "/.well-known/agent-card.json";
+const HEALTH: &str = "/health";
 
 /// All bindings of all agents.
 #[derive(Debug)]
@@ -89,23 +90,28 @@ impl Doors {
                 Error::internal().to_status().into_http()
             });
         }
-        let is_public = is_public(request.uri().path());
-        if let Some(mut response) = self.cors.preflight(request.method(), request.headers(), is_public) {
-            self.cors.complete(request.headers().get(header::ORIGIN).cloned(), is_public, &mut response);
-            return response;
-        }
         let origin = request.headers().get(header::ORIGIN).cloned();
+        if origin.is_some() && request.method() == Method::OPTIONS {
+            let (parts, body) = request.into_parts();
+            let public = self.is_public(&parts);
+            if let Some(response) = self.cors.preflight(&parts.method, &parts.headers, public) {
+                return response;
+            }
+            return self.http(Request::from_parts(parts, body)).await;
+        }
         let mut response = AssertUnwindSafe(self.http(request)).catch_unwind().await.unwrap_or_else(|_| {
             error!("a call panicked");
             refuse(&Error::internal())
         });
-        self.cors.complete(origin, is_public, &mut response);
+        if let Some(origin) = origin {
+            self.cors.complete(&origin, response.headers_mut());
+        }
         response
     }
 
     async fn http(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        if parts.uri.path() == "/health" {
+        if parts.uri.path() == HEALTH {
             return health(&parts.method);
         }
         let Some((agent, rest)) = self.agents.find(host(&parts), parts.uri.path()) else {
@@ -117,9 +123,16 @@ impl Doors {
                 _ => not_allowed("POST"),
             },
             CARD => self.card(agent, &parts),
-            "/health" => health(&parts.method),
+            HEALTH => health(&parts.method),
             _ => rest::answer(self, agent, rest, &parts, body).await,
         }
+    }
+
+    /// Whether this asks for something that everybody may read.
+    fn is_public(&self, parts: &Parts) -> bool {
+        let path = parts.uri.path();
+        let rest = self.agents.find(host(parts), path).map_or(path, |(_, rest)| rest);
+        path == HEALTH || rest == CARD || rest == HEALTH
     }
 
     fn card(&self, agent: &Arc<Agent>, parts: &Parts) -> Response<Body> {
@@ -129,7 +142,7 @@ impl Doors {
         let peer = parts.extensions.get::<Peer>().map(|peer| peer.addr.ip());
         let base = self.forwarded.base(&parts.headers, peer, agent.host.as_deref());
         match agent.card.at(agent, &base) {
-            Ok(card) => card.respond(&parts.headers, agent.max_age_secs, self.started),
+            Ok(card) => cors::open(card.respond(&parts.headers, agent.max_age_secs, self.started)),
             Err(error) => refuse(&error),
         }
     }
@@ -156,10 +169,6 @@ pub(crate) fn router(doors: Arc<Doors>) -> Router {
     Router::new().fallback(move |request: Request<Body>| Arc::clone(&doors).answer(request))
 }
 
-fn is_public(path: &str) -> bool {
-    path.ends_with(CARD) || path.ends_with("/health")
-}
-
 /// What the client called us.
 fn host(parts: &Parts) -> Option<&str> {
     let in_header = || parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -170,7 +179,7 @@ fn health(method: &Method) -> Response<Body> {
     if method != Method::GET && method != Method::HEAD {
         return not_allowed("GET, HEAD");
     }
-    json(StatusCode::OK, JSON, Body::from(r#"{"status":"healthy"}"#))
+    cors::open(json(StatusCode::OK, JSON, r#"{"status":"healthy"}"#))
 }
 
 fn json(status: StatusCode, media_type: HeaderValue, body: impl Into<Body>) -> Response<Body> {

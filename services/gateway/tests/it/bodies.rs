@@ -68,7 +68,8 @@ async fn broken_bodies_are_answered_by_the_protocol() {
         let wrong = server.http("POST", "/", &[("a2a-version", "1.0"), ("content-type", "text/plain")], body).await;
         assert_eq!((wrong.status, code(&wrong), &wrong.json()["id"]), (200, -32005, id), "{body}");
     }
-    let latin = [&b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 3\r\n\r\n"[..], b"\"\xe9\""].concat();
+    let latin =
+        [&b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 3\r\n\r\n"[..], b"\"\xe9\""].concat();
     assert_eq!(code(&server.raw(&latin).await), -32700);
 }
 
@@ -78,7 +79,10 @@ async fn ids_come_back_as_they_were_sent() {
     for id in [r#""a\u00e9\"b""#, "0", "-7", "123456789012345678901234567890", "null", r#""""#] {
         let body = format!(r#"{{"id" : {id}, "jsonrpc":"2.0","method":"\u0047etTask","params":{{"id":"t-1"}}}}"#);
         let answer = server.rpc_body(&body).await;
-        assert!(answer.body.starts_with(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"id":"t-1""#)), "{answer:?}");
+        assert!(
+            answer.body.starts_with(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"id":"t-1""#)),
+            "{answer:?}"
+        );
     }
     let none = server.rpc_body(r#"{"jsonrpc":"2.0","method":"GetTask","params":{"id":"t-1"}}"#).await;
     assert_eq!((&none.json()["id"], &none.json()["result"]["id"]), (&Value::Null, &json!("t-1")));
@@ -105,8 +109,12 @@ async fn request_media_types_are_taken_by_their_essence() {
         assert_eq!(server.http("POST", "/", headers, &rpc).await.json()["result"]["task"]["id"], "t-1", "{sent}");
     }
     for sent in ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "garbage"] {
-        let answer = server.http("POST", "/message:send", &[("a2a-version", "1.0"), ("content-type", sent)], &body).await;
-        assert_eq!((answer.status, answer.json()["error"]["details"][0]["reason"].as_str()), (400, Some("CONTENT_TYPE_NOT_SUPPORTED")));
+        let answer =
+            server.http("POST", "/message:send", &[("a2a-version", "1.0"), ("content-type", sent)], &body).await;
+        assert_eq!(
+            (answer.status, answer.json()["error"]["details"][0]["reason"].as_str()),
+            (400, Some("CONTENT_TYPE_NOT_SUPPORTED"))
+        );
     }
     let get = |accept| [("a2a-version", "1.0"), ("accept", accept)];
     for (accept, expected) in [("application/json", "application/json"), ("*/*", "application/a2a+json")] {
@@ -166,7 +174,8 @@ async fn unsupported_media_types_make_no_task() {
         assert!(reason == "CONTENT_TYPE_NOT_SUPPORTED" && text.contains("message.parts["), "{text}");
     }
     assert_eq!(server.store.sends.lock().unwrap().len(), 0);
-    for part in [r#"{"text":"hi"}"#, r#"{"text":"hi","mediaType":"text/plain; charset=utf-8"}"#, r#"{"data":{"a":1}}"#] {
+    for part in [r#"{"text":"hi"}"#, r#"{"text":"hi","mediaType":"text/plain; charset=utf-8"}"#, r#"{"data":{"a":1}}"#]
+    {
         send(&server, &message(part)).await.unwrap();
     }
 }
@@ -176,7 +185,8 @@ async fn history_lengths_and_page_sizes_are_checked_on_every_binding() {
     let server = Server::start().await;
     for bad in ["-1", "2147483648", r#""abc""#, "1.5"] {
         let query = bad.trim_matches('"');
-        let request = message(r#"{"text":"hi"}"#).replacen('{', &format!(r#"{{"configuration":{{"historyLength":{bad}}},"#), 1);
+        let request =
+            message(r#"{"text":"hi"}"#).replacen('{', &format!(r#"{{"configuration":{{"historyLength":{bad}}},"#), 1);
         assert_eq!(send(&server, &request).await.unwrap_err().0, "INVALID_PARAMS", "{bad}");
         assert_eq!(code(&server.rpc("GetTask", &format!(r#"{{"id":"t-1","historyLength":{bad}}}"#)).await), -32602);
         assert_eq!(code(&server.rpc("ListTasks", &format!(r#"{{"historyLength":{bad}}}"#)).await), -32602);
@@ -190,13 +200,19 @@ async fn history_lengths_and_page_sizes_are_checked_on_every_binding() {
         server.rest("GET", &format!("/tasks/t-1?historyLength={good}"), "").await;
         assert_eq!(server.store.gets.lock().unwrap().last().unwrap().history_length, Some(good));
     }
-    for (size, status) in [("0", 400), ("-1", 400), ("1", 200), ("100", 200), ("101", 400), ("1000000000", 400), ("x", 400), ("", 400)] {
+    for (size, status) in
+        [("0", 400), ("-1", 400), ("1", 200), ("100", 200), ("101", 400), ("1000000000", 400), ("x", 400), ("", 400)]
+    {
         let answer = server.rest("GET", &format!("/tasks?pageSize={size}&pageToken="), "").await;
         assert_eq!(answer.status, status, "{size}");
     }
     let plus = server.rest("GET", "/tasks?statusTimestampAfter=2026-01-01T00:00:00+01:00", "").await;
     assert!(plus.status == 400 && plus.body.contains("%2B"), "{plus:?}");
-    for (query, status) in [("includeArtifacts=yes", 400), ("statusTimestampAfter=yesterday", 400), ("unknown=1&contextId=a&contextId=b", 200)] {
+    for (query, status) in [
+        ("includeArtifacts=yes", 400),
+        ("statusTimestampAfter=yesterday", 400),
+        ("unknown=1&contextId=a&contextId=b", 200),
+    ] {
         assert_eq!(server.rest("GET", &format!("/tasks?{query}"), "").await.status, status, "{query}");
     }
     assert_eq!(server.store.lists.lock().unwrap().last().unwrap().query.as_ref().unwrap().context_id, "a");
@@ -220,7 +236,11 @@ async fn ids_are_checked_before_they_are_used() {
     send(&server, &message(r#"{"text":"hi"}"#)).await.unwrap();
     assert_eq!(server.store.last_send().message.unwrap().context_id.len(), 36, "minted before the first try");
     for path in ["/tasks/a%2Fb", "/tasks/..%2f..%2fmetrics", "/tasks/%00", "/tasks/nope"] {
-        assert_eq!(server.rest("GET", path, "").await.json()["error"]["details"][0]["reason"], "TASK_NOT_FOUND", "{path}");
+        assert_eq!(
+            server.rest("GET", path, "").await.json()["error"]["details"][0]["reason"],
+            "TASK_NOT_FOUND",
+            "{path}"
+        );
     }
 }
 
@@ -236,7 +256,10 @@ async fn deep_and_many_things_are_refused() {
     let parts = |count| message(&vec![r#"{"text":"x"}"#; count].join(","));
     send(&server, &parts(256)).await.unwrap();
     let (reason, text) = send(&server, &parts(257)).await.unwrap_err();
-    assert_eq!((&reason[..], &text[..]), ("INVALID_PARAMS", "Invalid parameters: message.parts: has 257 parts, the limit is 256"));
+    assert_eq!(
+        (&reason[..], &text[..]),
+        ("INVALID_PARAMS", "Invalid parameters: message.parts: has 257 parts, the limit is 256")
+    );
     let (_, text) = send(&server, &message(&vec!["{}"; 200].join(","))).await.unwrap_err();
     assert!(text.len() < 1100);
 }
@@ -244,8 +267,11 @@ async fn deep_and_many_things_are_refused() {
 #[tokio::test]
 async fn a_webhook_inside_a_message_is_refused_while_there_are_none() {
     let server = Server::start().await;
-    let hook = message(r#"{"text":"hi"}"#)
-        .replacen('{', r#"{"configuration":{"taskPushNotificationConfig":{"url":"http://127.0.0.1/"}},"#, 1);
+    let hook = message(r#"{"text":"hi"}"#).replacen(
+        '{',
+        r#"{"configuration":{"taskPushNotificationConfig":{"url":"http://127.0.0.1/"}},"#,
+        1,
+    );
     assert_eq!(send(&server, &hook).await.unwrap_err().0, "PUSH_NOTIFICATION_NOT_SUPPORTED");
     assert_eq!(code(&server.rpc("CreateTaskPushNotificationConfig", "{}").await), -32003);
     assert_eq!(server.store.sends.lock().unwrap().len(), 0);

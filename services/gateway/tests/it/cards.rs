@@ -30,8 +30,7 @@ fn agents() -> Vec<Agent> {
         output_modes: vec![],
     }];
     let params = serde_json::json!({"a": 1, "b": [true, null]}).as_object().cloned();
-    full.card.extensions =
-        vec![Extension { uri: "urn:x".into(), description: "X".into(), required: false, params }];
+    full.card.extensions = vec![Extension { uri: "urn:x".into(), description: "X".into(), required: false, params }];
     vec![Agent::echo(), full]
 }
 
@@ -40,7 +39,10 @@ async fn cards_say_everything_that_is_configured() {
     let config = Config { agents: agents(), public_url: Some("https://a.example".into()), ..Config::default() };
     let server = Server::with(config).await;
     insta::assert_json_snapshot!("card_of_the_echo_agent", server.http("GET", PATH, &[], "").await.json());
-    insta::assert_json_snapshot!("card_of_a_mounted_agent", server.http("GET", &format!("/support/desk{PATH}"), &[], "").await.json());
+    insta::assert_json_snapshot!(
+        "card_of_a_mounted_agent",
+        server.http("GET", &format!("/support/desk{PATH}"), &[], "").await.json()
+    );
 }
 
 #[tokio::test]

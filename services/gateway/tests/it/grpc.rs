@@ -23,7 +23,8 @@ fn get(id: &str) -> Request<GetTaskRequest> {
 }
 
 fn message(text: &str) -> SendMessageRequest {
-    json::from_str(&format!(r#"{{"message":{{"messageId":"m","role":"ROLE_USER","parts":[{{"text":"{text}"}}]}}}}"#)).unwrap()
+    json::from_str(&format!(r#"{{"message":{{"messageId":"m","role":"ROLE_USER","parts":[{{"text":"{text}"}}]}}}}"#))
+        .unwrap()
 }
 
 fn kind(status: &tonic::Status) -> Kind {
@@ -34,7 +35,14 @@ fn kind(status: &tonic::Status) -> Kind {
 async fn service_parameters_are_read_from_metadata() {
     let server = Server::start().await;
     let mut grpc = server.grpc().await;
-    for (version, served) in [(Some("1.0"), true), (Some("1.0.7"), true), (Some("0.3"), false), (Some("9.9"), false), (Some(""), false), (None, false)] {
+    for (version, served) in [
+        (Some("1.0"), true),
+        (Some("1.0.7"), true),
+        (Some("0.3"), false),
+        (Some("9.9"), false),
+        (Some(""), false),
+        (None, false),
+    ] {
         let mut request = Request::new(GetTaskRequest { id: "t-1".into(), ..Default::default() });
         if let Some(version) = version {
             request.metadata_mut().insert("a2a-version", version.parse().unwrap());
@@ -212,7 +220,9 @@ async fn health_and_reflection_are_served_on_the_same_port() {
     assert_eq!(health.check(check).await.unwrap().into_inner().status, 1);
     let ask = tonic_reflection::pb::v1::ServerReflectionRequest {
         host: String::new(),
-        message_request: Some(tonic_reflection::pb::v1::server_reflection_request::MessageRequest::ListServices(String::new())),
+        message_request: Some(tonic_reflection::pb::v1::server_reflection_request::MessageRequest::ListServices(
+            String::new(),
+        )),
     };
     let mut reflection = tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient::new(channel);
     let answers = reflection.server_reflection_info(futures::stream::iter([ask])).await.unwrap();

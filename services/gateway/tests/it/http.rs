@@ -41,7 +41,10 @@ async fn the_version_is_negotiated_the_same_on_both_http_bindings() {
         }
         assert_eq!((rpc.status, rpc.json()["error"]["code"].as_i64()), (200, Some(-32009)), "{version:?}");
         let info = &rest.json()["error"]["details"][0];
-        assert_eq!((rest.status, &info["reason"], &info["metadata"]["supportedVersions"]), (400, &"VERSION_NOT_SUPPORTED".into(), &"1.0".into()));
+        assert_eq!(
+            (rest.status, &info["reason"], &info["metadata"]["supportedVersions"]),
+            (400, &"VERSION_NOT_SUPPORTED".into(), &"1.0".into())
+        );
     }
     for query in ["A2A-Version=1.0", "x=1&a2a-version=1.0"] {
         assert_eq!(server.http("GET", &format!("/tasks/t-1?{query}"), &[], "").await.status, 200);
@@ -90,7 +93,8 @@ async fn verbs_and_paths_that_are_none_are_answered_by_the_protocol() {
 
 #[tokio::test]
 async fn extensions_are_activated_echoed_and_required() {
-    let extension = |uri: &str, required| Extension { uri: uri.to_owned(), description: String::new(), required, params: None };
+    let extension =
+        |uri: &str, required| Extension { uri: uri.to_owned(), description: String::new(), required, params: None };
     let server = Server::with(config(|agent| {
         agent.card.extensions = vec![extension("urn:must", true), extension("urn:may", false)];
     }))
@@ -194,7 +198,9 @@ async fn a_blocking_send_survives_the_loss_of_its_stream_as_the_same_turn() {
 async fn a_malformed_traceparent_does_not_break_the_request() {
     let server = Server::start().await;
     let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
-    for (sent, kept) in [(good, good), ("00-0-0-00", ""), ("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", "")] {
+    for (sent, kept) in
+        [(good, good), ("00-0-0-00", ""), ("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", "")]
+    {
         let headers = [("a2a-version", "1.0"), ("traceparent", sent), ("tracestate", &"x".repeat(8000))];
         assert_eq!(server.http("POST", "/message:send", &headers, SEND).await.status, 200);
         assert_eq!(server.store.last_send().traceparent, kept);
@@ -225,7 +231,8 @@ async fn only_cards_are_open_to_browsers_by_default() {
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example"));
     assert_eq!(answer.header("vary"), Some("origin"));
     assert!(answer.header("access-control-expose-headers").unwrap().contains("a2a-extensions"));
-    let answer = open.http("GET", "/tasks/t-1", &[("a2a-version", "1.0"), ("origin", "https://evil.example")], "").await;
+    let answer =
+        open.http("GET", "/tasks/t-1", &[("a2a-version", "1.0"), ("origin", "https://evil.example")], "").await;
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
 }
 
