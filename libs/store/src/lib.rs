@@ -9,6 +9,8 @@ pub mod kernel;
 mod limit;
 mod notices;
 pub mod sqlite;
+#[cfg(feature = "suite")]
+pub mod suite;
 pub mod worker;
 
 pub use kernel::{

@@ -1,9 +1,6 @@
 //! One batch inside a transaction: its checks, then its operations.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -28,8 +25,8 @@ pub(super) struct Transaction {
     pub(super) cache: Cache,
     /// To be told after `COMMIT`, in order.
     events: Vec<Event>,
-    /// Entries that some batch of this transaction took from their owners.
-    settled: HashSet<(Shard, String, EntryId)>,
+    /// Entries that some batch of this transaction took from their owners, and whether they are gone.
+    settled: HashMap<(Shard, String, EntryId), bool>,
     /// Ownerships that batches rely on, until the transaction ends.
     held: Vec<(Arc<Cell>, EntryId)>,
 }
@@ -91,7 +88,7 @@ pub(super) fn validate(batch: &Batch) -> Result<()> {
 
 impl Transaction {
     pub(super) fn new(shared: Arc<Shared>, cache: Cache) -> Self {
-        Self { shared, cache, events: Vec::new(), settled: HashSet::new(), held: Vec::new() }
+        Self { shared, cache, events: Vec::new(), settled: HashMap::new(), held: Vec::new() }
     }
 
     /// Applies a batch, or refuses it without a trace.
@@ -175,7 +172,7 @@ impl Transaction {
 
     /// Whether the consumer owns the entry. If so, nobody takes it over until the transaction ends.
     fn hold(&mut self, shard: Shard, stream: &str, id: EntryId, consumer: &str) -> bool {
-        if !self.settled.is_empty() && self.settled.contains(&(shard, stream.to_owned(), id)) {
+        if !self.settled.is_empty() && self.settled.contains_key(&(shard, stream.to_owned(), id)) {
             return false;
         }
         let Some(cell) = self.shared.groups.find(shard, stream) else { return false };
@@ -232,12 +229,18 @@ impl Transaction {
                 conn.prepare_cached("DELETE FROM delayed WHERE shard = ?1 AND stream = ?2 AND id = ?3")?
                     .execute(params![shard, stream, id])?;
             }
-            Op::Ack { stream, id } | Op::Remove { stream, id } => {
+            Op::Ack { stream, id } => {
+                if self.deliveries(shard, stream, *id).is_some() {
+                    self.cache.remove_entry(conn, shard, stream, *id)?;
+                    self.settle(shard, stream, *id);
+                }
+            }
+            Op::Remove { stream, id } => {
                 self.cache.remove_entry(conn, shard, stream, *id)?;
                 self.settle(shard, stream, *id);
             }
             Op::HandBack { stream, id } => {
-                self.settled.insert((shard, stream.clone(), *id));
+                self.settled.entry((shard, stream.clone(), *id)).or_insert(false);
                 self.events.push(Event::HandedBack { shard, stream: stream.clone(), id: *id });
             }
             Op::Bury { stream, id, reason } => self.bury(conn, shard, (stream, *id), reason, committed.at)?,
@@ -283,8 +286,16 @@ impl Transaction {
         Ok(())
     }
 
+    /// How often an entry was handed out; `None` when it never was, or is gone.
+    fn deliveries(&self, shard: Shard, stream: &str, id: EntryId) -> Option<u32> {
+        if self.settled.get(&(shard, stream.to_owned(), id)) == Some(&true) {
+            return None;
+        }
+        self.shared.groups.find(shard, stream)?.lock().deliveries(id)
+    }
+
     fn settle(&mut self, shard: Shard, stream: &str, id: EntryId) {
-        self.settled.insert((shard, stream.to_owned(), id));
+        self.settled.insert((shard, stream.to_owned(), id), true);
         self.events.push(Event::Settled { shard, stream: stream.to_owned(), id });
     }
 
@@ -296,18 +307,15 @@ impl Transaction {
         reason: &str,
         now: Millis,
     ) -> Result<(), Fail> {
+        let Some(deliveries) = self.deliveries(shard, stream, id) else { return Ok(()) };
         let found = conn
             .prepare_cached(
-                "SELECT tag, deliveries, payload FROM entries WHERE shard = ?1 AND stream = ?2 AND ms = ?3 AND seq = ?4",
+                "SELECT tag, payload FROM entries WHERE shard = ?1 AND stream = ?2 AND ms = ?3 AND seq = ?4",
             )?
-            .query_row(params![shard, stream, sql(id.0), sql(id.1)], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?))
-            })
+            .query_row(params![shard, stream, sql(id.0), sql(id.1)], |row| Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?)))
             .optional()?;
         self.settle(shard, stream, id);
-        let Some((tag, before, payload)) = found else { return Ok(()) };
-        let group = self.shared.groups.find(shard, stream);
-        let deliveries = group.and_then(|cell| cell.lock().deliveries(id)).unwrap_or(before);
+        let Some((tag, payload)) = found else { return Ok(()) };
         let dead = DeadEntry {
             stream: stream.to_owned(),
             id,

@@ -1,3 +1,4 @@
 //! Tests of the store through its public face.
 
-mod smoke;
+mod sqlite;
+mod worker;
