@@ -89,6 +89,35 @@ def test_c48_with_queue_the_second_message_runs_after_the_first(clients, context
         assert finished == sorted(finished)
 
 
+def test_c48_the_same_context_is_busy_for_a_new_task_too(wire, context):
+    busy = post(wire, "sleep:1", contextId=context)
+    fault = refused("UNSUPPORTED_OPERATION", lambda: send(wire, "echo no", contextId=context))
+    assert fault.message == "Task is already working."
+    until(wire, busy, "COMPLETED")
+    assert wire.call("ListTasks", {"contextId": context})["totalSize"] == 1
+    assert state(send(wire, "echo now", contextId=context)) == "COMPLETED"
+
+
+def test_of_many_answers_to_one_question_more_than_one_is_taken(clients):
+    """Twenty clients answer at once: one is taken, the others are told so, and nothing of theirs remains."""
+    for round_ in range(10):
+        task = send(clients("jsonrpc"), "ask")
+
+        def reply(number, task=task):
+            try:
+                return answer(send(clients(WIRES[number % 3]), f"reply-{number}", taskId=task["id"]))
+            except Fault as fault:
+                fault.is_("UNSUPPORTED_OPERATION")
+                return None
+
+        with ThreadPoolExecutor(20) as pool:
+            taken = [text for text in pool.map(reply, range(20)) if text is not None]
+        assert len(taken) == 1, (round_, taken)
+        done = get(clients("grpc"), task)
+        assert state(done) == "COMPLETED" and len(done["history"]) == 4
+        assert str(done).count("reply-") == str(done).count(taken[0])
+
+
 def test_c51_task_id_without_context_id_or_with_the_wrong_one(wire, context):
     task = send(wire, "ask")
     send(wire, "echo other", contextId=context)

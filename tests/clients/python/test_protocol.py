@@ -70,8 +70,8 @@ def test_c1_broken_jsonrpc_bodies_are_answered_by_the_web_framework(clients, bod
         accepted.add(-32600)
     if isinstance(body, str) and len(body) > 10_000:
         accepted |= {-32602, -32600}
-    assert answered["error"]["code"] in accepted, answered
         ident = answered["id"]  # which may be read before the depth is noticed
+    assert answered["error"]["code"] in accepted, answered
     assert answered["id"] == ident, answered
 
 

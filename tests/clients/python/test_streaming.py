@@ -245,9 +245,11 @@ def test_c31_without_numbers_snapshot_and_rest_are_the_whole(wire):
 
 def test_the_rest_of_an_ended_task_can_be_read_by_number(clients, rpc):
     task = send(rpc, "chunks:10x1")
+    begun = time.monotonic()
     response = open_rest(clients, f"/tasks/{task['id']}:subscribe", 2)
     assert response.status_code == 200
     rest = list(numbered(response))
+    assert time.monotonic() - begun < 1
     assert [number for number, _ in rest] == list(range(3, 3 + len(rest)))
     assert state(rest[-1][1]["statusUpdate"]) == "COMPLETED"
     whole = open_rest(clients, f"/tasks/{task['id']}:subscribe", rest[-1][0])
@@ -255,6 +257,21 @@ def test_the_rest_of_an_ended_task_can_be_read_by_number(clients, rpc):
     without = open_rest(clients, f"/tasks/{task['id']}:subscribe")
     assert without.status_code == 400
     without.close()
+
+
+def test_the_rest_of_a_silent_task_comes_at_once(clients, rpc):
+    for task in (send(rpc, "ask"), post(rpc, "sleep:20")):
+        response = open_rest(clients, f"/tasks/{task['id']}:subscribe")
+        events = numbered(response)
+        (last, _), begun = next(events), time.monotonic()
+        response.close()
+        if last < 2:
+            until(rpc, task, "WORKING")
+        response = open_rest(clients, f"/tasks/{task['id']}:subscribe", 1)
+        assert next(numbered(response))[0] == 2
+        assert time.monotonic() - begun < 2
+        response.close()
+        rpc.call("CancelTask", {"id": task["id"]})
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", "99999999999999999999999", "", "\u00bd".encode(), "1,2", "9" * 5000])
@@ -271,6 +288,45 @@ def test_an_odd_last_event_id_breaks_the_stream(clients, rpc, value):
         assert '"task"' in body.split("data:")[1]
     else:
         assert response.json()["error"]["code"] == 400
+
+
+def test_subscribing_while_the_task_ends_hangs_or_misses_the_end(clients):
+    """Either the whole rest, or the refusal of an ended task; a hundred times on each binding."""
+    for name in WIRES:
+        client, ended = clients(name), 0
+        for _ in range(100):
+            task = post(client, "echo x")
+            try:
+                events = list(subscribe(client, task))
+                assert state(fold(events)) == "COMPLETED" and fold(events)["artifacts"] == get(client, task)["artifacts"]
+            except Fault as fault:
+                fault.is_("UNSUPPORTED_OPERATION")
+                ended += 1
+                assert state(get(client, task)) == "COMPLETED"
+        assert ended < 100
+
+
+def test_text_pieces_are_one_artifact_and_one_message(wire):
+    events = list(stream(wire, "text:200x1"))
+    seen, wanted = fold(events), "".join(f"{n}\n" for n in range(1, 201))
+    stored = get(wire, seen)
+    assert answer(seen) == answer(stored) == wanted
+    assert [one["artifactId"] for one in stored["artifacts"]] == ["answer"]
+    assert [one["role"] for one in stored["history"]] == ["ROLE_USER", "ROLE_AGENT"]
+    assert "".join(part["text"] for part in stored["history"][1]["parts"]) == wanted
+
+
+def test_answers_as_status_messages(clients):
+    for name in WIRES:
+        events = list(stream(clients(name, "/status"), "text:5x50"))
+        texts = [
+            part["text"] for event in events if state(event.get("statusUpdate") or {"status": {"state": ""}}) == "WORKING"
+            for part in event["statusUpdate"]["status"].get("message", {}).get("parts", [])
+        ]
+        assert "".join(texts) == "1\n2\n3\n4\n5\n"
+        assert not any("artifactUpdate" in event for event in events)
+        stored = get(clients(name, "/status"), fold(events))
+        assert [one["role"] for one in stored["history"]] == ["ROLE_USER", "ROLE_AGENT"]
 
 
 def test_a_client_that_vanishes_in_the_middle_of_an_event_harms_nobody(server, rpc):
