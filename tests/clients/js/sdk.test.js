@@ -170,7 +170,7 @@ for (const [binding, transport] of Object.entries(BINDINGS)) {
       await assert.rejects(client.cancelTask(CancelTaskRequest.fromJSON({ id: done.id })), TaskNotCancelableError);
       await assert.rejects(get(done.id, { historyLength: -1 }), RequestMalformedError);
       const push = { tenant: '', id: '', taskId: done.id, url: 'https://hook.example.test/', token: '', authentication: undefined };
-      await assert.rejects(client.createTaskPushNotificationConfig(push), { name: 'PushNotificationNotSupportedError' });
+      await assert.rejects(async () => client.createTaskPushNotificationConfig(push), { name: 'PushNotificationNotSupportedError' });
       await assert.rejects(collect(client.resubscribeTask(SubscribeToTaskRequest.fromJSON({ id: 'nope' }))), TaskNotFoundError);
       await assert.rejects(
         collect(client.resubscribeTask(SubscribeToTaskRequest.fromJSON({ id: done.id }))), UnsupportedOperationError);
