@@ -29,7 +29,7 @@ endif
 test-clients:
 	$(CARGO) build --workspace --bins --locked
 	RIALTO_BIN="$(abspath $(TARGET)/$(PROFILE)/rialto)" \
-	SCRIPTED_AGENT_BIN="$(abspath $(TARGET)/$(PROFILE)/scripted-agent)" \
+	SCRIPTED_AGENT_BIN="$(abspath $(TARGET)/$(PROFILE)/scripted_agent)" \
 	tests/clients/run.sh
 
 ## What each operation costs here, beside a bare echo (needs a quiet machine).

@@ -1,6 +1,7 @@
 //! The life of a process: tasks that belong to it, the signal that ends it, the time that it has for that.
 
 use std::{
+    convert::Infallible,
     fmt,
     future::Future,
     io,
@@ -108,7 +109,7 @@ impl Signals {
 
     /// Cancels `stop` at the first signal. At the second the process exits with 128 + the signal's number, as a
     /// shell would report it; the kernel, not this process, then cleans up.
-    pub async fn watch(mut self, stop: CancellationToken) {
+    pub async fn watch(mut self, stop: CancellationToken) -> Infallible {
         let (name, _) = self.next().await;
         tracing::info!(signal = name, "stopping; once more to stop at once");
         stop.cancel();

@@ -1,0 +1,125 @@
+//! Keeps connections busy for a while and measures what comes back.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    Request,
+    client::conn::http1::{SendRequest, handshake},
+    header::{CONTENT_TYPE, HOST},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::TcpStream,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+/// A request that can be sent again and again.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) method: http::Method,
+    pub(super) path: String,
+    pub(super) body: Bytes,
+    /// What a right answer holds; anything else ends the measurement.
+    pub(super) expect: &'static str,
+}
+
+/// What a measurement found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Figures {
+    pub(super) calls: u64,
+    pub(super) elapsed: Duration,
+    latencies: Vec<Duration>,
+}
+
+impl Figures {
+    pub(super) fn per_second(&self) -> f64 {
+        as_f64(self.calls) / self.elapsed.as_secs_f64().max(f64::EPSILON)
+    }
+
+    /// The latency that this share of the calls stayed below.
+    pub(super) fn percentile(&self, share: f64) -> Duration {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a length")]
+        let index = (as_f64(self.latencies.len() as u64) * share) as usize;
+        self.latencies.get(index.min(self.latencies.len().saturating_sub(1))).copied().unwrap_or_default()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+pub(super) const fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+/// Sends the call over and over on `connections` connections, one at a time on each.
+pub(super) async fn run(address: &str, call: &Call, connections: usize, period: Duration) -> anyhow::Result<Figures> {
+    let started = Instant::now();
+    let mut workers = JoinSet::new();
+    for _ in 0..connections {
+        workers.spawn(worker(address.to_owned(), call.clone(), started + period));
+    }
+    let mut figures = Figures::default();
+    while let Some(latencies) = workers.join_next().await {
+        figures.latencies.extend(latencies??);
+    }
+    figures.elapsed = started.elapsed();
+    figures.calls = figures.latencies.len() as u64;
+    figures.latencies.sort_unstable();
+    Ok(figures)
+}
+
+async fn worker(address: String, call: Call, until: Instant) -> anyhow::Result<Vec<Duration>> {
+    let mut connection = connect(&address).await?;
+    let mut latencies = Vec::new();
+    while Instant::now() < until {
+        let sent = Instant::now();
+        let body = timeout(Duration::from_secs(30), send(&mut connection, &address, &call))
+            .await
+            .context("no answer within 30 s")??;
+        latencies.push(sent.elapsed());
+        ensure!(contains(&body, call.expect.as_bytes()), "unexpected answer: {}", String::from_utf8_lossy(&body));
+    }
+    Ok(latencies)
+}
+
+/// Opens one HTTP/1.1 connection.
+pub(super) async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    // Ends with the sender; its outcome shows there.
+    drop(tokio::spawn(connection));
+    Ok(sender)
+}
+
+/// Sends one call and reads the whole answer.
+pub(super) async fn send(
+    connection: &mut SendRequest<Full<Bytes>>,
+    address: &str,
+    call: &Call,
+) -> anyhow::Result<Bytes> {
+    Ok(open(connection, address, call).await?.collect().await?.to_bytes())
+}
+
+/// Sends one call and hands out the body as it comes.
+pub(super) async fn open(
+    connection: &mut SendRequest<Full<Bytes>>,
+    address: &str,
+    call: &Call,
+) -> anyhow::Result<hyper::body::Incoming> {
+    connection.ready().await?;
+    let request = Request::builder()
+        .method(call.method.clone())
+        .uri(&call.path)
+        .header(HOST, address)
+        .header(CONTENT_TYPE, "application/json")
+        .header("A2A-Version", "1.0")
+        .body(Full::new(call.body.clone()))?;
+    Ok(connection.send_request(request).await?.into_body())
+}
+
+fn contains(body: &[u8], expected: &[u8]) -> bool {
+    body.windows(expected.len()).any(|window| window == expected)
+}
