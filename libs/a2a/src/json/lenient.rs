@@ -10,7 +10,7 @@ use std::{
 use serde::{
     Deserializer,
     de::{
-        DeserializeSeed, Error, MapAccess, SeqAccess, Visitor,
+        DeserializeSeed, Error, MapAccess, SeqAccess, Unexpected, Visitor,
         value::{MapDeserializer, SeqDeserializer, StrDeserializer, UnitDeserializer},
     },
     forward_to_deserialize_any,
@@ -301,6 +301,10 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Reading<'_, V> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
+        if matches!(self.wanted, Wanted::Message(_)) {
+            // Derived code would read a struct from a list, by position.
+            return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+        }
         let depth = self.deeper()?;
         self.visitor.visit_seq(Elements {
             inner,
