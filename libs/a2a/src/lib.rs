@@ -9,6 +9,7 @@ pub mod error;
 pub mod json;
 pub mod state;
 mod text;
+pub mod v03;
 pub mod validate;
 mod wire;
 pub mod wkt;

@@ -91,7 +91,7 @@ impl Visit for Agrees<'_> {
 }
 
 /// Every number as a float.
-fn floats(value: Value) -> Value {
+pub(crate) fn floats(value: Value) -> Value {
     match value {
         Value::Number(number) => number.as_f64().unwrap().into(),
         Value::Array(values) => values.into_iter().map(floats).collect(),

@@ -11,7 +11,7 @@ use rialto_a2a::{
     wkt::{MAX_SAFE_INTEGER, Struct, Timestamp, Value},
 };
 
-fn text() -> impl Strategy<Value = String> {
+pub(crate) fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(String::new()),
         "[a-z_]{1,8}",
@@ -21,7 +21,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "exact within the range")]
-fn value() -> impl Strategy<Value = Value> {
+pub(crate) fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::NULL),
         any::<bool>().prop_map(Value::from),
@@ -39,11 +39,11 @@ fn object(value: impl Strategy<Value = Value>) -> impl Strategy<Value = Struct> 
     btree_map(text(), value, 0..4).prop_map(|fields| Struct { fields })
 }
 
-fn metadata() -> impl Strategy<Value = Option<Struct>> {
+pub(crate) fn metadata() -> impl Strategy<Value = Option<Struct>> {
     prop::option::weighted(0.3, object(value()))
 }
 
-fn part() -> impl Strategy<Value = v1::Part> {
+pub(crate) fn part() -> impl Strategy<Value = v1::Part> {
     let content = prop_oneof![
         text().prop_map(Content::Text),
         vec(any::<u8>(), 0..9).prop_map(|bytes| Content::Raw(bytes.into())),
@@ -54,7 +54,7 @@ fn part() -> impl Strategy<Value = v1::Part> {
         .prop_map(|(content, metadata, filename, media_type)| v1::Part { content, metadata, filename, media_type })
 }
 
-fn message() -> impl Strategy<Value = v1::Message> {
+pub(crate) fn message() -> impl Strategy<Value = v1::Message> {
     (text(), text(), 0..3, vec(part(), 0..3), metadata(), vec(text(), 0..3)).prop_map(
         |(message_id, context_id, role, parts, metadata, extensions)| v1::Message {
             message_id,
@@ -68,7 +68,7 @@ fn message() -> impl Strategy<Value = v1::Message> {
     )
 }
 
-fn timestamp() -> impl Strategy<Value = Timestamp> {
+pub(crate) fn timestamp() -> impl Strategy<Value = Timestamp> {
     (-62_135_596_800_i64..=253_402_300_799, 0..1_000_000_000).prop_map(|(seconds, nanos)| Timestamp { seconds, nanos })
 }
 
