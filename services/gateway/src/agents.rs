@@ -11,7 +11,7 @@ use rialto_a2a::v1::AgentExtension;
 use rialto_rpc::tasks::{Policy, WhenBusy};
 use rialto_runtime::config::{self, Config, Reply};
 
-use crate::{EVENT_NUMBER, card};
+use crate::card;
 
 /// First segments that belong to somebody else (the hub, the card, REST itself).
 const RESERVED: [&str; 17] = [
@@ -106,16 +106,6 @@ impl Agent {
         let essence = media_type.split(';').next().unwrap_or_default().trim();
         let Some((kind, subtype)) = essence.split_once('/') else { return false };
         self.input_modes.iter().any(|mode| mode.matches(kind, subtype))
-    }
-
-    /// The URIs of extensions that a client must declare.
-    pub(crate) fn required_extensions(&self) -> impl Iterator<Item = &str> {
-        self.extensions.iter().filter(|extension| extension.required).map(|extension| &extension.uri[..])
-    }
-
-    /// Whether events carry numbers when the client asks for it.
-    pub(crate) fn numbers_events(&self) -> bool {
-        self.extensions.iter().any(|extension| extension.uri == EVENT_NUMBER)
     }
 }
 

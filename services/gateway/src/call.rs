@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use rialto_a2a::{Error, Kind, Result};
+use rialto_a2a::{Error, Kind, Result, v1::AgentExtension};
 use tokio::time::Instant;
 
 use crate::{EVENT_NUMBER, VERSIONS, agents::Agent};
@@ -21,8 +21,8 @@ const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 pub(crate) struct Call {
     pub(crate) agent: Arc<Agent>,
     pub(crate) caller: Caller,
-    /// URIs that the client declared.
-    declared: Vec<String>,
+    /// Which of the agent's extensions the client declared.
+    declared: Vec<bool>,
     /// When the client stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// A valid W3C `traceparent`, or nothing.
@@ -47,34 +47,38 @@ impl Call {
     pub(crate) fn new(agent: Arc<Agent>, tenant: String, headers: &HeaderMap, version: Option<&str>) -> Result<Self> {
         check_version(headers, version)?;
         Ok(Self {
-            agent,
             caller: Caller { tenant, owner: String::new() },
-            declared: list(headers, &A2A_EXTENSIONS),
+            declared: declared(headers, agent.extensions.iter().map(|extension| &extension.uri[..])),
+            agent,
             deadline: headers.get(GRPC_TIMEOUT).and_then(grpc_timeout).map(|timeout| Instant::now() + timeout),
             traceparent: traceparent(headers).unwrap_or_default().to_owned(),
             last_event: last_event(headers)?,
         })
     }
 
+    /// The agent's extensions, with whether they are in effect for this call.
+    fn extensions(&self) -> impl Iterator<Item = (&AgentExtension, bool)> {
+        // Most calls declare none, and then there is no list.
+        let declared = self.declared.iter().copied().chain(std::iter::repeat(false));
+        self.agent.extensions.iter().zip(declared)
+    }
+
     /// Whether events carry their numbers in metadata.
     pub(crate) fn numbers_events(&self) -> bool {
-        self.declared.iter().any(|uri| uri == EVENT_NUMBER) && self.agent.numbers_events()
+        self.extensions().any(|(extension, declared)| declared && extension.uri == EVENT_NUMBER)
     }
 
     /// The extensions that are in effect, for the response's `A2A-Extensions` (spec §4.6).
     pub(crate) fn activated(&self) -> Option<HeaderValue> {
-        if self.declared.is_empty() {
-            return None;
-        }
-        let known = self.agent.extensions.iter().filter(|known| self.declared.contains(&known.uri));
-        let uris: Vec<&str> = known.map(|extension| &extension.uri[..]).collect();
+        let active = self.extensions().filter(|(_, declared)| *declared).map(|(extension, _)| &extension.uri[..]);
+        let uris: Vec<&str> = active.collect();
         if uris.is_empty() { None } else { HeaderValue::from_str(&uris.join(", ")).ok() }
     }
 
     /// Refuses a client that does not know what this agent requires (spec §3.3.4).
     pub(crate) fn check_required_extensions(&self) -> Result<()> {
-        let missing: Vec<&str> =
-            self.agent.required_extensions().filter(|uri| !self.declared.iter().any(|own| own == uri)).collect();
+        let missing = self.extensions().filter(|(extension, declared)| extension.required && !declared);
+        let missing: Vec<&str> = missing.map(|(extension, _)| &extension.uri[..]).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -114,16 +118,20 @@ fn unsupported(version: &str) -> Error {
     Error::new(Kind::VersionNotSupported, text).with("supportedVersions", supported)
 }
 
-/// The elements of a comma list that may be spread over several headers.
-fn list(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
-    let lines = headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
-    let mut all: Vec<String> = Vec::new();
-    for element in lines.flat_map(|line| line.split(',')).map(str::trim).filter(|element| !element.is_empty()) {
-        if !all.iter().any(|known| known == element) {
-            all.push(element.to_owned());
+/// Which of the known URIs are in a comma list that may be spread over several headers. What is not known is not
+/// kept, so that a long list costs no more than reading it.
+fn declared<'k>(headers: &HeaderMap, known: impl Iterator<Item = &'k str>) -> Vec<bool> {
+    let mut lines = headers.get_all(A2A_EXTENSIONS).iter().filter_map(|line| line.to_str().ok()).peekable();
+    if lines.peek().is_none() {
+        return Vec::new();
+    }
+    let mut all: Vec<(&str, bool)> = known.map(|uri| (uri, false)).collect();
+    for element in lines.flat_map(|line| line.split(',')).map(str::trim) {
+        if let Some((_, declared)) = all.iter_mut().find(|(uri, _)| *uri == element) {
+            *declared = true;
         }
     }
-    all
+    all.into_iter().map(|(_, declared)| declared).collect()
 }
 
 fn last_event(headers: &HeaderMap) -> Result<Option<u64>> {
@@ -212,9 +220,11 @@ mod tests {
 
     #[test]
     fn lists_and_repeats_of_extensions_are_equal() {
-        let one = list(&headers(&[("a2a-extensions", "urn:a, urn:b,,urn:a ")]), &A2A_EXTENSIONS);
-        let two = list(&headers(&[("a2a-extensions", "urn:a"), ("a2a-extensions", "urn:b")]), &A2A_EXTENSIONS);
-        assert_eq!((&one, &one[..]), (&two, &["urn:a".to_owned(), "urn:b".to_owned()][..]));
+        let known = || ["urn:a", "urn:b", "urn:c"].into_iter();
+        let one = declared(&headers(&[("a2a-extensions", "urn:a, urn:x,urn:B,,urn:a , urn:b")]), known());
+        let two = declared(&headers(&[("a2a-extensions", "urn:b"), ("a2a-extensions", "urn:a")]), known());
+        assert_eq!((&one[..], &two[..]), (&[true, true, false][..], &[true, true, false][..]));
+        assert!(declared(&HeaderMap::new(), known()).is_empty());
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How long task-store may take for anything but an agent's work.
-const STORE_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Before the second try of a call that task-store could not take.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// At a stop, blocking sends answer this long before connections are cut.

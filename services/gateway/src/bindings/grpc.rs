@@ -32,7 +32,7 @@ use tonic::{
 use tower::Service as _;
 use tracing::error;
 
-use super::{Limits, too_large};
+use super::{Limits, body_timed_out, too_large};
 use crate::{
     agents::{Agent, Agents},
     call::Call,
@@ -41,7 +41,11 @@ use crate::{
 };
 
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    // Not `application/grpc-web`, which is another protocol.
+    let is_grpc = |value: &[u8]| {
+        value.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
+    };
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| is_grpc(value.as_bytes()))
 }
 
 /// All gRPC services of the public port.
@@ -135,6 +139,8 @@ impl Grpc {
             // Our own errors have details; these are tonic's.
             Some(b"13") => Error::new(Kind::Parse, "Invalid protobuf payload"),
             Some(b"12") => Kind::MethodNotFound.into(),
+            // The body failed: it took too long, or the client is gone and does not care.
+            Some(b"2") => body_timed_out(),
             _ => return response,
         };
         error.to_status().into_http()

@@ -152,7 +152,7 @@ impl Doors {
         let Limits { request_size, body_timeout, .. } = self.limits;
         rialto_net::read(&parts.headers, body, request_size, body_timeout).await.map_err(|error| match error {
             BodyError::TooLarge(limit) => too_large(limit),
-            BodyError::TimedOut => Error::new(Kind::Deadline, "The request body did not arrive in time"),
+            BodyError::TimedOut => body_timed_out(),
             BodyError::Broken => Error::new(Kind::InvalidRequest, "The request body ended early"),
         })
     }
@@ -162,6 +162,10 @@ impl Doors {
 fn too_large(limit: usize) -> Error {
     Error::new(Kind::PayloadTooLarge, format!("Request too large: the limit is {limit} bytes"))
         .with("limit", limit.to_string())
+}
+
+fn body_timed_out() -> Error {
+    Error::new(Kind::Deadline, "The request body did not arrive in time")
 }
 
 pub(crate) fn router(doors: Arc<Doors>) -> Router {

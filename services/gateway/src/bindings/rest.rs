@@ -338,6 +338,8 @@ impl Serialize for WithArtifacts<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -375,6 +377,34 @@ mod tests {
             "/x",
         ] {
             assert_eq!(route(nothing), None, "{nothing}");
+        }
+    }
+
+    /// As a proxy might encode it: everything, or only what it must.
+    fn encode(segment: &str, all: bool) -> String {
+        let plain = |byte: &u8| !all && (byte.is_ascii_alphanumeric() || b"-_.~:".contains(byte));
+        let encode = |byte: u8| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") };
+        segment.bytes().map(encode).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_id_comes_through_whole(id in ".{1,40}", tenant in "[a-z]{0,5}", all: bool) {
+            let prefix = if tenant.is_empty() { String::new() } else { format!("/{tenant}") };
+            for (verb, expected) in [
+                (":cancel", Route::Cancel(id.clone())),
+                (":subscribe", Route::Subscribe(id.clone())),
+            ] {
+                let path = format!("{prefix}/tasks/{}", encode(&format!("{id}{verb}"), all));
+                prop_assert_eq!(route(&path), Some((tenant.clone(), expected)));
+            }
+        }
+
+        #[test]
+        fn no_path_is_too_odd(path in "(/|%|:|[a-z.]{1,3}|%2f|%2e|tasks|message:send|é){0,12}") {
+            if let Some((_, Route::Task(id))) = route(&path) {
+                prop_assert!(!id.is_empty());
+            }
         }
     }
 }

@@ -6,7 +6,10 @@ use rialto_a2a::{
     Error, Kind, json,
     v1::{GetTaskRequest, Part, SendMessageRequest, SubscribeToTaskRequest},
 };
-use rialto_runtime::{config::Config, units::Size};
+use rialto_runtime::{
+    config::Config,
+    units::{Size, Span},
+};
 use tokio::time::timeout;
 use tonic::{Code, Request, metadata::MetadataValue, transport::Endpoint};
 
@@ -228,4 +231,20 @@ async fn health_and_reflection_are_served_on_the_same_port() {
     let answers = reflection.server_reflection_info(futures::stream::iter([ask])).await.unwrap();
     let answer = answers.into_inner().message().await.unwrap().unwrap();
     assert!(format!("{answer:?}").contains("lf.a2a.v1.A2AService"));
+}
+
+#[tokio::test]
+async fn a_message_that_stays_away_is_not_waited_for() {
+    let mut config = Config::default();
+    config.limits.body_timeout = Span(Duration::from_millis(100));
+    let server = Server::with(config).await;
+    let channel = Endpoint::from_shared(format!("http://{}", server.addr)).unwrap().connect().await.unwrap();
+    let mut raw = tonic::client::Grpc::new(channel);
+    raw.ready().await.unwrap();
+    let codec = tonic_prost::ProstCodec::<GetTaskRequest, GetTaskRequest>::default();
+    let path = http::uri::PathAndQuery::from_static("/lf.a2a.v1.A2AService/GetTask");
+    let nothing = with_version(futures::stream::pending::<GetTaskRequest>());
+    let answer = timeout(PATIENCE, raw.client_streaming(nothing, path, codec)).await.expect("an answer in time");
+    let status = answer.unwrap_err();
+    assert_eq!((status.code(), kind(&status)), (Code::DeadlineExceeded, Kind::Deadline));
 }
