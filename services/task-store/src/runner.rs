@@ -74,6 +74,7 @@ pub(crate) async fn briefing(store: &Store, task: TaskId, head: &Head, request: 
         stale_artifacts: head.artifacts.iter().filter(|it| it.turn == turn.number).map(|it| it.id.clone()).collect(),
         tenant: head.scope().tenant,
         owner: head.scope().owner,
+        number: turn.number,
     })
 }
 
