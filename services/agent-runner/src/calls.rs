@@ -33,7 +33,7 @@ pub(crate) async fn persist<T, F>(
 where
     F: Future<Output = Result<tonic::Response<T>, tonic::Status>> + Send,
 {
-    let mut internal = 0;
+    let (mut tries, mut internal) = (0_u64, 0);
     let mut pauses = pauses();
     loop {
         let error = match timeout(CALL_TIMEOUT, call()).await {
@@ -51,7 +51,10 @@ where
             return Err(Failure::Refused(error));
         }
         let pause = pauses.next().unwrap_or(MAX_PAUSE);
-        warn!(call = name, error = %error, ?pause, "task-store did not answer, trying again");
+        if tries == 0 {
+            warn!(call = name, %error, "task-store did not answer, trying again until it does");
+        }
+        tries += 1;
         tokio::select! {
             biased;
             () = lost.cancelled() => return Err(Failure::Lost),

@@ -13,7 +13,7 @@ mod turn;
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use rialto_rpc::tasks::{ControlRequest, HeartbeatRequest, Outcome as Answer, TaskStoreClient};
+use rialto_rpc::tasks::{ControlRequest, HeartbeatRequest, HeldTurn, Outcome as Answer, TaskStoreClient};
 use rialto_runtime::config;
 use rialto_store::{
     Engine,
@@ -122,34 +122,41 @@ impl Handler for Turns {
         self.work(&work).await
     }
 
-    /// The store says who owns an entry; task-store also knows which attempt counts, and what was canceled.
+    /// task-store shows the sign of life, and knows which attempt counts and what was canceled. While it is away,
+    /// the store is asked directly: no turn is lost because of that.
     async fn heartbeat(&self, engine: &dyn Engine, held: &[worker::Held]) -> rialto_store::Result<Vec<Verdict>> {
-        let (places, turns): (Vec<_>, Vec<_>) =
-            held.iter().enumerate().filter_map(|(place, held)| Some((place, self.held.turn(&held.claimed)?))).unzip();
-        let told = async {
-            if turns.is_empty() {
-                return Vec::new();
-            }
-            let mut client = self.client.clone();
-            match timeout(self.agent.lease.0 / 3, client.heartbeat(HeartbeatRequest { turns })).await {
-                Ok(Ok(reply)) => reply.into_inner().outcomes().collect(),
-                // Ownership is what counts, and the next heartbeat tells the rest.
-                Ok(Err(status)) => {
-                    debug!(%status, "task-store does not answer a heartbeat");
-                    Vec::new()
+        let turns: Vec<_> = held.iter().map(|held| self.held.turn(&held.claimed)).collect();
+        let begun: Vec<HeldTurn> = turns.iter().flatten().cloned().collect();
+        let mut client = self.client.clone();
+        let told = match begun.is_empty() {
+            true => Vec::new(),
+            false => {
+                // Short enough for the other way, should this one fail.
+                match timeout(self.agent.lease.0 / 6, client.heartbeat(HeartbeatRequest { turns: begun })).await {
+                    Ok(Ok(reply)) => reply.into_inner().outcomes().collect(),
+                    Ok(Err(status)) => {
+                        debug!(%status, "task-store does not answer a heartbeat");
+                        Vec::new()
+                    }
+                    Err(_) => Vec::new(),
                 }
-                Err(_) => Vec::new(),
             }
         };
-        let (verdicts, told) = tokio::join!(worker::heartbeat(engine, held), told);
-        let mut verdicts = verdicts?;
-        for (place, outcome) in places.into_iter().zip(told) {
-            match (outcome, verdicts[place]) {
-                (Answer::Canceled, Verdict::Owned) => verdicts[place] = Verdict::Canceled,
-                (Answer::Fenced, _) => verdicts[place] = Verdict::Lost,
-                _ => {}
-            }
+        let mut told = told.into_iter();
+        let told: Vec<Option<Answer>> = turns.iter().map(|turn| turn.as_ref().and_then(|_| told.next())).collect();
+        let unknown: Vec<_> =
+            held.iter().zip(&told).filter(|(_, told)| told.is_none()).map(|(held, _)| held.clone()).collect();
+        let mut unknown = match unknown.is_empty() {
+            true => Vec::new(),
+            false => worker::heartbeat(engine, &unknown).await?,
         }
-        Ok(verdicts)
+        .into_iter();
+        let verdict = |told| match told {
+            Some(Answer::Ok) => Verdict::Owned,
+            Some(Answer::Canceled) => Verdict::Canceled,
+            Some(Answer::Fenced) => Verdict::Lost,
+            None => unknown.next().unwrap_or(Verdict::Owned),
+        };
+        Ok(told.into_iter().map(verdict).collect())
     }
 }

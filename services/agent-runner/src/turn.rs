@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use futures::FutureExt as _;
 use prost::Message as _;
-use rialto_a2a::{Error, Kind, v1::Role};
+use rialto_a2a::{Error, Kind};
 use rialto_rpc::tasks::{
     BeginRequest, Claim, FinishRequest, HandBackRequest, HeldTurn, Outcome, RecordRequest, RunEntry, TaskStoreClient,
     Turn as Begun,
@@ -169,11 +169,10 @@ impl Turns {
     /// What the backend, and what the scribe, must know about the turn.
     fn introduce(&self, held: &HeldTurn, begun: Begun, work: &Work) -> (Turn, Place) {
         let task = begun.task.unwrap_or_default();
-        let earlier = task.history.iter().filter(|message| message.role() == Role::User).count();
         let place = Place {
             task_id: held.task_id.clone(),
             context_id: task.context_id.clone(),
-            turn: u32::try_from(earlier + 1).unwrap_or(u32::MAX),
+            turn: begun.number,
             next_event: begun.next_event,
             steps: begun.journal.last().map_or(0, |entry| entry.step),
             stale: begun.stale_artifacts.into_iter().collect(),
@@ -182,6 +181,8 @@ impl Turns {
             agent: self.agent.id.clone(),
             task_id: held.task_id.clone(),
             context_id: task.context_id,
+            tenant: begun.tenant,
+            owner: begun.owner,
             number: place.turn,
             attempt: begun.attempt,
             idempotency_key: hex(&held.turn_id),

@@ -64,8 +64,12 @@ pub struct Turn {
     pub agent: String,
     /// The task that this turn belongs to.
     pub task_id: String,
-    /// The conversation that the task belongs to.
+    /// The conversation that the task belongs to. Unique only together with `tenant` and `owner`.
     pub context_id: String,
+    /// The tenant that the caller speaks to; empty without.
+    pub tenant: String,
+    /// Who the caller is; empty when authentication is off.
+    pub owner: String,
     /// Which turn of the task this is, from 1.
     pub number: u32,
     /// Which attempt at this turn, from 1. Planned stops do not count.

@@ -48,6 +48,20 @@ async fn a_later_turn_has_artifacts_of_its_own() {
     assert_eq!(task.agent_texts(), ["one", "two"]);
 }
 
+/// The history is a window; turns were once counted in it.
+#[tokio::test]
+async fn a_turn_without_history_does_not_overwrite_the_first_answer() {
+    let mut agent = echo();
+    agent.turn_end = TurnEnd::InputRequired;
+    agent.context_window.messages = 0;
+    let lab = Lab::with([agent]);
+    let task_id = lab.send("one").await;
+    lab.over(&task_id).await;
+    lab.turn(&task_id, message(Role::User, "two")).await;
+    let task = lab.until(&task_id, |kept| !kept.open && kept.history.len() == 4).await;
+    assert_eq!((task.artifact_text("answer"), task.artifact_text("answer-2")), ("one".into(), "two".into()));
+}
+
 #[tokio::test]
 async fn an_answer_by_status_is_one_message_of_the_history() {
     let mut agent = echo();

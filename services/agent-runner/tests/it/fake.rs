@@ -60,6 +60,7 @@ pub(crate) struct Kept {
     pub journal: Vec<JournalEntry>,
     pub fence: u64,
     pub attempts: u32,
+    pub turns: u32,
     pub handed_back: u32,
     /// The turn is not over.
     pub open: bool,
@@ -293,14 +294,15 @@ impl TaskStore for Fake {
                         id: run.task_id.clone(),
                         context_id: kept.context_id.clone(),
                         status: Some(TaskStatus { state: TaskState::Working.into(), ..TaskStatus::default() }),
-                        history: kept.history.clone(),
+                        history: window(&kept.history, request.window_messages),
                         metadata: Some(kept.metadata.clone()),
                         ..Task::default()
                     }),
                     message: Some(kept.message.clone()),
-                    conversation: kept.history.clone(),
+                    conversation: window(&kept.history, request.window_messages),
                     journal: kept.journal.clone(),
                     stale_artifacts: kept.fresh.iter().cloned().collect(),
+                    number: kept.turns,
                     ..Turn::default()
                 })
             } else {
@@ -335,7 +337,7 @@ impl TaskStore for Fake {
             if outcome == Outcome::Ok {
                 apply(kept, request.first_event, &request.events).map_err(|error| error.to_status())?;
                 for entry in request.journal {
-                    let steps = kept.journal.len() as u32;
+                    let steps = u32::try_from(kept.journal.len()).unwrap();
                     assert!(entry.step <= steps + 1, "a gap in the journal");
                     if entry.step == steps + 1 {
                         kept.journal.push(entry);
@@ -406,6 +408,10 @@ impl TaskStore for Fake {
         let orders = stream::unfold(orders, |mut orders| async { Some((Ok(orders.recv().await.ok()?), orders)) });
         Ok(Response::new(orders.boxed()))
     }
+}
+
+fn window(history: &[Message], messages: u32) -> Vec<Message> {
+    history[history.len().saturating_sub(messages as usize)..].to_vec()
 }
 
 /// Whether a write under this fence counts.
@@ -547,6 +553,7 @@ impl Lab {
             kept.message = Message { context_id: kept.context_id.clone(), task_id: task_id.to_owned(), ..message };
             kept.open = true;
             kept.attempts = 0;
+            kept.turns += 1;
             kept.state = TaskState::Submitted;
         }
         self.queue(task_id).await;

@@ -13,7 +13,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, warn};
 
 use self::{
@@ -28,6 +28,8 @@ use super::{Backend, Crash, End, Events, Turn};
 const MAX_LINE: usize = 12 << 20;
 /// Between the cancel line and SIGTERM, for agents with one process per turn.
 const TERM_DELAY: Duration = Duration::from_secs(1);
+/// At the stop of the runner, an idle process sees the end of its stdin, and has this long to leave.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How an agent's processes are run.
 #[derive(Clone, Debug)]
@@ -56,6 +58,8 @@ pub struct Command {
     /// Processes that may live at a time: those of the running turns, and as many that are on their way out.
     alive: Arc<Semaphore>,
     tasks: TaskTracker,
+    /// Whoever has not left by now is killed.
+    cut: CancellationToken,
 }
 
 impl Command {
@@ -66,11 +70,11 @@ impl Command {
     pub fn new(options: Options) -> anyhow::Result<Self> {
         ensure!(options.command.first().is_some_and(|program| !program.is_empty()), "the command is empty");
         let alive = Arc::new(Semaphore::new((2 * options.slots).clamp(2, Semaphore::MAX_PERMITS)));
-        Ok(Self { options, pool: Pool::default(), alive, tasks: TaskTracker::new() })
+        Ok(Self { options, pool: Pool::default(), alive, tasks: TaskTracker::new(), cut: CancellationToken::new() })
     }
 
     async fn process(&self, turn: &Turn) -> Result<(Process, OwnedSemaphorePermit), Crash> {
-        if let Some(kept) = self.pool.take(&turn.context_id) {
+        if let Some(kept) = self.pool.take(turn) {
             return Ok(kept);
         }
         let permit = self.alive.clone().acquire_owned().await.expect("the semaphore is never closed");
@@ -127,8 +131,9 @@ impl Command {
 
     /// Lets a process end by itself, for a while.
     fn reap(&self, process: Process, permit: OwnedSemaphorePermit) {
+        let cut = self.cut.clone();
         self.tasks.spawn(async move {
-            process.leave().await;
+            cut.run_until_cancelled(process.leave()).await;
             drop(permit);
         });
     }
@@ -157,7 +162,7 @@ impl Backend for Command {
             return match self.converse(&mut process, turn, events).await {
                 Ok(end) => {
                     if self.options.persistent {
-                        self.pool.keep(process, permit, &turn.context_id);
+                        self.pool.keep(process, permit, turn);
                     } else {
                         self.reap(process, permit);
                     }
@@ -181,9 +186,10 @@ impl Backend for Command {
             self.reap(process, permit);
         }
         self.tasks.close();
-        // Processes keep to the grace by themselves; a pipe held by somebody outside may stay.
-        if timeout(self.options.kill_grace + Duration::from_secs(1), self.tasks.wait()).await.is_err() {
-            warn!(agent = self.options.agent, "processes of the agent are left behind");
+        if timeout(FAREWELL, self.tasks.wait()).await.is_err() {
+            self.cut.cancel();
+            // Killed by now; only a pipe that somebody else holds could still be in the way.
+            timeout(FAREWELL, self.tasks.wait()).await.ok();
         }
     }
 }

@@ -5,7 +5,10 @@ use std::{
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::process::Process;
+use super::{super::Turn, process::Process};
+
+/// Tenant, owner and context id: only together they name a conversation.
+type Context = (String, String, String);
 
 /// Contexts whose last process is remembered.
 const MAX_CONTEXTS: usize = 10_000;
@@ -18,15 +21,15 @@ pub(super) struct Pool(Mutex<Inner>);
 struct Inner {
     idle: Vec<(Process, OwnedSemaphorePermit)>,
     /// Which process served a context last: it may still know the conversation.
-    last: HashMap<String, u64>,
+    last: HashMap<Context, u64>,
     closed: bool,
 }
 
 impl Pool {
     /// A living process, the one that served this context last if it is idle.
-    pub(super) fn take(&self, context_id: &str) -> Option<(Process, OwnedSemaphorePermit)> {
+    pub(super) fn take(&self, turn: &Turn) -> Option<(Process, OwnedSemaphorePermit)> {
         loop {
-            let (mut process, permit) = self.lock().pick(context_id)?;
+            let (mut process, permit) = self.lock().pick(&context(turn))?;
             if process.is_fresh() {
                 return Some((process, permit));
             }
@@ -34,7 +37,7 @@ impl Pool {
     }
 
     /// Keeps a process for later turns.
-    pub(super) fn keep(&self, process: Process, permit: OwnedSemaphorePermit, context_id: &str) {
+    pub(super) fn keep(&self, process: Process, permit: OwnedSemaphorePermit, turn: &Turn) {
         let mut inner = self.lock();
         if inner.closed {
             return;
@@ -42,7 +45,7 @@ impl Pool {
         if inner.last.len() >= MAX_CONTEXTS {
             inner.last.clear();
         }
-        inner.last.insert(context_id.to_owned(), process.id);
+        inner.last.insert(context(turn), process.id);
         inner.idle.push((process, permit));
     }
 
@@ -59,10 +62,13 @@ impl Pool {
 }
 
 impl Inner {
-    fn pick(&mut self, context_id: &str) -> Option<(Process, OwnedSemaphorePermit)> {
-        let known =
-            self.last.get(context_id).and_then(|id| self.idle.iter().position(|(process, _)| process.id == *id));
+    fn pick(&mut self, context: &Context) -> Option<(Process, OwnedSemaphorePermit)> {
+        let known = self.last.get(context).and_then(|id| self.idle.iter().position(|(process, _)| process.id == *id));
         let index = known.or_else(|| self.idle.len().checked_sub(1))?;
         Some(self.idle.swap_remove(index))
     }
+}
+
+fn context(turn: &Turn) -> Context {
+    (turn.tenant.clone(), turn.owner.clone(), turn.context_id.clone())
 }

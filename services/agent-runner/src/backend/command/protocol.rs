@@ -31,6 +31,8 @@ struct TurnLine<'a> {
     r#type: &'static str,
     task_id: &'a str,
     context_id: &'a str,
+    tenant: &'a str,
+    owner: &'a str,
     turn: u32,
     attempt: u32,
     idempotency_key: &'a str,
@@ -47,6 +49,8 @@ pub(super) fn turn_line(turn: &Turn) -> Bytes {
         r#type: "turn",
         task_id: &turn.task_id,
         context_id: &turn.context_id,
+        tenant: &turn.tenant,
+        owner: &turn.owner,
         turn: turn.number,
         attempt: turn.attempt,
         idempotency_key: &turn.idempotency_key,
@@ -149,6 +153,7 @@ mod tests {
         let turn = Turn {
             task_id: "t".to_owned(),
             context_id: "c".to_owned(),
+            owner: "o".to_owned(),
             number: 2,
             attempt: 3,
             idempotency_key: "k".to_owned(),
@@ -161,7 +166,7 @@ mod tests {
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         let message = r#"{"messageId":"m","role":"ROLE_USER","parts":[{"text":"two\nlines "}]}"#;
         let expected = format!(
-            r#"{{"type":"turn","taskId":"t","contextId":"c","turn":2,"attempt":3,"idempotencyKey":"k","message":{message},"history":[{message}],"conversation":[],"journal":[{{"a": 1}},null],"metadata":{{}}}}"#
+            r#"{{"type":"turn","taskId":"t","contextId":"c","tenant":"","owner":"o","turn":2,"attempt":3,"idempotencyKey":"k","message":{message},"history":[{message}],"conversation":[],"journal":[{{"a": 1}},null],"metadata":{{}}}}"#
         );
         let expected: serde_json::Value = serde_json::from_str(&expected.replace("lines ", "lines\u{2028}")).unwrap();
         assert_eq!(serde_json::from_slice::<serde_json::Value>(&line).unwrap(), expected);
