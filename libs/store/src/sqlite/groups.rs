@@ -4,17 +4,23 @@
 //! must outlive it, the number of deliveries, is written along with the next commit.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{EntryId, Millis, Shard};
+use crate::{Entry, EntryId, Millis, Shard};
 
 /// How soon to look again at an entry whose lease ended while a commit was touching it.
 const BUSY: Duration = Duration::from_millis(10);
+
+/// New entries kept at hand for the next claim; beyond that they are read when wanted.
+const READY: usize = 256;
+
+/// Payload bytes kept at hand.
+const READY_BYTES: usize = 1 << 20;
 
 /// All groups of an engine. A group exists from the first claim on.
 #[derive(Debug)]
@@ -33,12 +39,15 @@ pub(super) struct Cell {
 /// State of one group.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// Everything after this was never handed out (by this process).
+    /// Everything up to here was handed out by this process, or is at hand.
     pub(super) cursor: EntryId,
     /// There may be entries after the cursor.
     pub(super) more: bool,
+    /// Never handed out by this process, with the deliveries of earlier ones.
+    ready: VecDeque<(Entry, u32)>,
+    ready_bytes: usize,
     /// Handed out before, owned by nobody, with the deliveries so far.
-    returned: BTreeMap<EntryId, u32>,
+    returned: BTreeMap<EntryId, (Entry, u32)>,
     pending: HashMap<EntryId, Pending>,
     /// The pending ones by their last sign of life.
     ages: BTreeSet<(Instant, EntryId)>,
@@ -59,6 +68,7 @@ pub(super) enum Due {
 
 #[derive(Debug)]
 struct Pending {
+    entry: Entry,
     consumer: Arc<str>,
     since: Instant,
     deliveries: u32,
@@ -71,6 +81,8 @@ impl Default for Group {
         Self {
             cursor: EntryId::ZERO,
             more: true,
+            ready: VecDeque::new(),
+            ready_bytes: 0,
             returned: BTreeMap::new(),
             pending: HashMap::new(),
             ages: BTreeSet::new(),
@@ -100,32 +112,97 @@ impl Groups {
 }
 
 impl Cell {
-    /// Never held across an await; a database connection, when one is needed, is taken before.
+    /// Never held across an await. Who needs the data as well takes that first.
     pub(super) fn lock(&self) -> MutexGuard<'_, Group> {
         lock(&self.state)
-    }
-
-    /// Wakes one claimant when there is something left to claim.
-    pub(super) fn pass_on(&self, group: &Group) {
-        if group.more || !group.returned.is_empty() {
-            self.wake.notify_one();
-        }
     }
 }
 
 impl Group {
-    /// The oldest entries that may be handed out again: given back, or left alone by their owner for `lease`.
-    pub(super) fn again(&self, consumer: &str, lease: Duration, now: Instant, limit: usize) -> Vec<EntryId> {
+    /// An entry was appended.
+    pub(super) fn push(&mut self, entry: Entry) {
+        // What is read from the data may have been committed, but not told, a moment before.
+        if entry.id <= self.cursor {
+            return;
+        }
+        let bytes = self.ready_bytes + entry.payload.len();
+        if self.more || self.ready.len() >= READY || bytes > READY_BYTES {
+            self.more = true;
+            return;
+        }
+        self.cursor = entry.id;
+        self.ready_bytes = bytes;
+        self.ready.push_back((entry, 0));
+    }
+
+    /// Entries after the cursor were read, as many as were asked for if `more`.
+    pub(super) fn fetched(&mut self, entries: Vec<(Entry, u32)>, more: bool) {
+        if let Some((last, _)) = entries.last() {
+            self.cursor = last.id;
+        }
+        self.more = more;
+        self.ready_bytes += entries.iter().map(|(entry, _)| entry.payload.len()).sum::<usize>();
+        self.ready.extend(entries);
+    }
+
+    /// How many entries have to be read for a claim of `room`, if the data has them.
+    pub(super) fn missing(&self, room: usize) -> usize {
+        if self.more { room.saturating_sub(self.ready.len() + self.returned.len()) } else { 0 }
+    }
+
+    /// Hands out up to `room` entries: given back or left alone by their owner first, new ones after.
+    pub(super) fn take(
+        &mut self,
+        consumer: &Arc<str>,
+        lease: Duration,
+        room: usize,
+        now: Instant,
+    ) -> Vec<(Entry, u32)> {
+        let mut taken = Vec::new();
+        for id in self.again(consumer, lease, now, room) {
+            let Some((entry, deliveries)) = self.returned.remove(&id).or_else(|| self.disown(id)) else { continue };
+            taken.push(self.hand_out(entry, deliveries, consumer, now));
+        }
+        while taken.len() < room
+            && let Some((entry, deliveries)) = self.ready.pop_front()
+        {
+            self.ready_bytes = self.ready_bytes.saturating_sub(entry.payload.len());
+            taken.push(self.hand_out(entry, deliveries, consumer, now));
+        }
+        taken
+    }
+
+    /// Whether a claim would find something at once, whoever makes it.
+    pub(super) fn has_work(&self) -> bool {
+        self.more || !self.ready.is_empty() || !self.returned.is_empty()
+    }
+
+    fn again(&self, consumer: &str, lease: Duration, now: Instant, room: usize) -> Vec<EntryId> {
         let expired = self
             .ages
             .iter()
             .take_while(|(since, _)| *since + lease <= now)
             .filter(|(_, id)| self.pending.get(id).is_some_and(|owner| owner.busy == 0 && &*owner.consumer != consumer))
             .map(|(_, id)| *id);
-        let mut ids: Vec<_> = self.returned.keys().copied().take(limit).chain(expired).collect();
+        let mut ids: Vec<_> = self.returned.keys().copied().take(room).chain(expired).collect();
         ids.sort_unstable();
-        ids.truncate(limit);
+        ids.truncate(room);
         ids
+    }
+
+    fn hand_out(&mut self, entry: Entry, before: u32, consumer: &Arc<str>, now: Instant) -> (Entry, u32) {
+        let deliveries = before.saturating_add(1);
+        self.ages.insert((now, entry.id));
+        let (entry, consumer) = (entry, Arc::clone(consumer));
+        self.pending.insert(entry.id, Pending { entry: entry.clone(), consumer, since: now, deliveries, busy: 0 });
+        (entry, deliveries)
+    }
+
+    /// Takes an entry from its owner.
+    fn disown(&mut self, id: EntryId) -> Option<(Entry, u32)> {
+        let owner = self.pending.remove(&id)?;
+        self.ages.remove(&(owner.since, id));
+        Some((owner.entry, owner.deliveries))
     }
 
     /// When the next entry of another consumer may be taken over.
@@ -137,32 +214,22 @@ impl Group {
         Some(if owner.busy == 0 { since + lease } else { (since + lease).max(now + BUSY) })
     }
 
-    /// Hands an entry out; says how often it was by now. `before` counts when this process does not know it yet.
-    pub(super) fn hand_out(&mut self, id: EntryId, consumer: &Arc<str>, before: u32, now: Instant) -> u32 {
-        let known = self.returned.remove(&id).or_else(|| {
-            let owner = self.pending.remove(&id)?;
-            self.ages.remove(&(owner.since, id));
-            Some(owner.deliveries)
-        });
-        let deliveries = known.unwrap_or(before).saturating_add(1);
-        self.ages.insert((now, id));
-        self.pending.insert(id, Pending { consumer: Arc::clone(consumer), since: now, deliveries, busy: 0 });
-        deliveries
-    }
-
     /// The entry is gone.
     pub(super) fn forget(&mut self, id: EntryId) {
-        self.returned.remove(&id);
-        if let Some(owner) = self.pending.remove(&id) {
-            self.ages.remove(&(owner.since, id));
+        if self.disown(id).is_none() && self.returned.remove(&id).is_none() {
+            self.ready.retain(|(entry, _)| entry.id != id);
         }
+    }
+
+    /// The stream was dropped: what comes next is another one.
+    pub(super) fn reset(&mut self) {
+        *self = Self { due: self.due, ..Self::default() };
     }
 
     /// Takes an entry from its owner, who gives it back.
     pub(super) fn hand_back(&mut self, id: EntryId) {
-        if let Some(owner) = self.pending.remove(&id) {
-            self.ages.remove(&(owner.since, id));
-            self.returned.insert(id, owner.deliveries);
+        if let Some(back) = self.disown(id) {
+            self.returned.insert(id, back);
         }
     }
 
@@ -195,14 +262,20 @@ impl Group {
         true
     }
 
-    /// How often a known entry was handed out.
+    /// How often an entry was handed out that is owned or was given back.
     pub(super) fn deliveries(&self, id: EntryId) -> Option<u32> {
-        self.pending.get(&id).map(|owner| owner.deliveries).or_else(|| self.returned.get(&id).copied())
+        let pending = self.pending.get(&id).map(|owner| owner.deliveries);
+        pending.or_else(|| self.returned.get(&id).map(|(_, deliveries)| *deliveries))
     }
 
-    /// The stream was dropped: what comes next is another one.
-    pub(super) fn reset(&mut self) {
-        *self = Self { due: self.due, ..Self::default() };
+    pub(super) fn pending(&self) -> u64 {
+        self.pending.len() as u64
+    }
+
+    /// The oldest entry that nobody owns, as far as is known here.
+    pub(super) fn oldest(&self) -> Option<EntryId> {
+        let returned = self.returned.keys().next().copied();
+        returned.into_iter().chain(self.ready.front().map(|(entry, _)| entry.id)).min()
     }
 
     /// An entry was delayed; says whether it is due before all that were known.
@@ -220,14 +293,6 @@ impl Group {
     /// Somebody looked.
     pub(super) fn set_due(&mut self, due: Option<Millis>) {
         self.due = due.map_or(Due::Never, Due::At);
-    }
-
-    pub(super) fn pending(&self) -> u64 {
-        self.pending.len() as u64
-    }
-
-    pub(super) fn first_returned(&self) -> Option<EntryId> {
-        self.returned.keys().next().copied()
     }
 }
 

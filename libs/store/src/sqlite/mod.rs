@@ -1,16 +1,20 @@
 //! The embedded engine: one SQLite file, one process.
 //!
 //! One thread writes; it puts all waiting commits into one transaction, so many callers share one `fsync`, and
-//! answers after `COMMIT`. Reads use their own connections and see everything that was answered. In memory, the
-//! callers write themselves, on the one connection there is.
+//! answers after `COMMIT`. Reads use their own connections and see everything that was answered. In memory there
+//! is no database: the same logic works on plain maps, in the thread of the caller.
 
-mod cache;
 mod claims;
 mod codec;
+mod data;
 mod groups;
+mod heap;
+mod memory;
 mod read;
 mod schema;
 mod space;
+mod sql;
+mod statements;
 mod transaction;
 mod writer;
 
@@ -25,10 +29,13 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::{
+    data::Look,
     groups::{Groups, lock},
+    memory::Memory,
     schema::Folder,
     space::Space,
-    writer::{Job, Writer},
+    sql::Sql,
+    writer::Job,
 };
 use crate::{
     Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
@@ -121,9 +128,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    fn from_sql(folder: Option<&Path>, error: rusqlite::Error) -> Self {
+    fn from_sql(folder: &Path, error: &rusqlite::Error) -> Self {
         let reason = error.to_string();
-        let Some(folder) = folder else { return Self::Other(reason) };
         match error.sqlite_error_code() {
             Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
                 Self::Damaged { path: folder.join(schema::DATABASE), reason }
@@ -163,7 +169,7 @@ pub struct SqliteEngine {
 }
 
 enum Store {
-    Memory(Box<Mutex<Writer>>),
+    Memory(Box<Mutex<Memory>>),
     File(File),
 }
 
@@ -174,7 +180,7 @@ struct File {
     readers: Mutex<Vec<Connection>>,
     permits: Semaphore,
     /// Dropped last: the folder is free when nothing touches it any more.
-    _folder: Arc<Folder>,
+    _folder: Folder,
 }
 
 impl fmt::Debug for SqliteEngine {
@@ -206,28 +212,25 @@ impl SqliteEngine {
         if config.shards == 0 {
             return Err(OpenError::NoShards);
         }
-        let folder = config.path.as_deref().map(Folder::open).transpose()?.map(Arc::new);
-        let conn = schema::open_writer(&config, folder.as_deref())?;
-        let failed = |error| OpenError::from_sql(config.path.as_deref(), error);
         let shared = Arc::new(Shared {
             clock: Clock::new(),
             hub: Hub::new(),
             groups: Groups::new(config.shards),
             delivered: Mutex::default(),
         });
-        let space = Space::new(&conn, config.max_size, folder.as_deref().map(Folder::path)).map_err(failed)?;
-        let writer = Writer::new(conn, Arc::clone(&shared), config.shards, space).map_err(failed)?;
-        let store = match folder {
-            None => Store::Memory(Box::new(Mutex::new(writer))),
-            Some(folder) => Store::File(File::start(writer, folder).map_err(failed)?),
+        let store = match &config.path {
+            None => {
+                Store::Memory(Box::new(Mutex::new(Memory::new(Arc::clone(&shared), config.shards, config.max_size))))
+            }
+            Some(path) => Store::File(File::open(path, &config, Arc::clone(&shared))?),
         };
         Ok(Arc::new(Self { shards: config.shards, shared, store }))
     }
 
-    /// Runs a read. It is a matter of microseconds, so it runs right here.
-    async fn reading<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send) -> Result<T> {
+    /// Reads. It is a matter of microseconds, so it is done right here.
+    async fn looking<T>(&self, read: impl FnOnce(&dyn Look) -> data::Result<T> + Send) -> Result<T> {
         match &self.store {
-            Store::Memory(writer) => read(lock(writer).connection()),
+            Store::Memory(memory) => read(lock(memory).heap()),
             Store::File(file) => {
                 let _permit = file.permits.acquire().await.map_err(|_| stopped())?;
                 let Some(conn) = lock(&file.readers).pop() else { return Err(stopped()) };
@@ -248,18 +251,23 @@ impl SqliteEngine {
 }
 
 impl File {
-    fn start(writer: Writer, folder: Arc<Folder>) -> rusqlite::Result<Self> {
-        let readers = (0..READERS).map(|_| schema::open_reader(&folder)).collect::<rusqlite::Result<Vec<_>>>()?;
+    fn open(path: &Path, config: &SqliteConfig, shared: Arc<Shared>) -> Result<Self, OpenError> {
+        let folder = Folder::open(path)?;
+        let failed = |error| OpenError::from_sql(path, &error);
+        let conn = schema::open_writer(&folder, config)?;
+        // The writer does this again; what could go wrong is said here.
+        Sql::new(&conn, config.shards).map_err(failed)?;
+        let space = Space::new(&conn, config.max_size, folder.path()).map_err(failed)?;
+        let readers = (0..READERS).map(|_| schema::open_reader(&folder)).collect::<rusqlite::Result<Vec<_>>>();
+        let readers = Mutex::new(readers.map_err(failed)?);
         let (jobs, queue) = mpsc::channel(QUEUE);
-        let thread = std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || writer.run(queue));
-        let thread = thread.map_err(|_| rusqlite::Error::InvalidQuery)?;
-        Ok(Self {
-            jobs: Some(jobs),
-            thread: Some(thread),
-            readers: Mutex::new(readers),
-            permits: Semaphore::new(READERS),
-            _folder: folder,
-        })
+        let shards = config.shards;
+        let thread = std::thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || writer::run(conn, shared, shards, space, queue))
+            .map_err(|error| OpenError::Other(error.to_string()))?;
+        let permits = Semaphore::new(READERS);
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), readers, permits, _folder: folder })
     }
 
     /// Room for one more job.
@@ -293,7 +301,7 @@ impl Engine for SqliteEngine {
         self.check_shard(batch.shard)?;
         transaction::validate(&batch)?;
         match &self.store {
-            Store::Memory(writer) => lock(writer).commit_one(&batch),
+            Store::Memory(memory) => lock(memory).commit(&batch),
             Store::File(file) => {
                 let slot = file.slot().await?;
                 let (reply, answer) = oneshot::channel();
@@ -304,23 +312,23 @@ impl Engine for SqliteEngine {
     }
 
     async fn get(&self, shard: Shard, keys: &[&str]) -> Result<Vec<Option<Record>>> {
-        self.reading(|conn| read::records(conn, shard, keys)).await
+        self.looking(|look| look.records(shard, keys)).await
     }
 
     async fn read(&self, shard: Shard, stream: &str, after: EntryId, limit: ReadLimit) -> Result<Vec<Entry>> {
-        self.reading(|conn| read::entries(conn, shard, stream, after, limit)).await
+        self.looking(|look| look.entries(shard, stream, after, limit)).await
     }
 
     async fn read_last(&self, shard: Shard, stream: &str, n: usize) -> Result<Vec<Entry>> {
-        self.reading(|conn| read::last_entries(conn, shard, stream, n)).await
+        self.looking(|look| look.last_entries(shard, stream, n)).await
     }
 
     async fn index(&self, shard: Shard, query: &IndexQuery) -> Result<Vec<(i64, String)>> {
-        self.reading(|conn| read::index(conn, shard, query)).await
+        self.looking(|look| look.index(shard, query)).await
     }
 
     async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64> {
-        self.reading(|conn| read::index_count(conn, shard, index, min)).await
+        self.looking(|look| look.index_count(shard, index, min)).await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Vec<Claimed>> {
@@ -334,7 +342,7 @@ impl Engine for SqliteEngine {
     async fn tick(&self, shard: Shard, streams: &[String]) -> Result<u64> {
         self.check_shard(shard)?;
         match &self.store {
-            Store::Memory(writer) => lock(writer).tick_one(shard, streams),
+            Store::Memory(memory) => lock(memory).tick(shard, streams),
             Store::File(file) => {
                 let slot = file.slot().await?;
                 let (reply, answer) = oneshot::channel();
@@ -345,7 +353,7 @@ impl Engine for SqliteEngine {
     }
 
     async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth> {
-        self.reading(|conn| self.depth_of(conn, shard, stream)).await
+        self.looking(|look| self.depth_of(look, shard, stream)).await
     }
 
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {

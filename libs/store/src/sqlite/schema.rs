@@ -9,6 +9,7 @@ use std::{
 use rusqlite::{Connection, OpenFlags};
 
 use super::{OpenError, SqliteConfig};
+use crate::Shard;
 
 /// Raised with each change of the tables.
 const VERSION: i64 = 1;
@@ -68,20 +69,12 @@ impl Folder {
 }
 
 /// Opens the connection that writes.
-pub(super) fn open_writer(config: &SqliteConfig, folder: Option<&Folder>) -> Result<Connection, OpenError> {
-    let failed = |error| OpenError::from_sql(config.path.as_deref(), error);
-    let conn = match folder {
-        Some(folder) => Connection::open(folder.database()),
-        None => Connection::open_in_memory(),
-    };
-    let mut conn = conn.map_err(failed)?;
-    tune(&conn).map_err(failed)?;
-    if folder.is_some() {
-        prepare_file(&conn, config.durable).map_err(failed)?;
-    } else {
-        conn.pragma_update(None, "synchronous", "OFF").map_err(failed)?;
-    }
-    migrate(&mut conn, config)?;
+pub(super) fn open_writer(folder: &Folder, config: &SqliteConfig) -> Result<Connection, OpenError> {
+    let failed = |error| OpenError::from_sql(folder.path(), &error);
+    let mut conn = Connection::open(folder.database()).map_err(failed)?;
+    tune(&conn, -32_768).map_err(failed)?;
+    prepare_file(&conn, config.durable).map_err(failed)?;
+    migrate(&mut conn, folder, config.shards)?;
     Ok(conn)
 }
 
@@ -89,16 +82,15 @@ pub(super) fn open_writer(config: &SqliteConfig, folder: Option<&Folder>) -> Res
 pub(super) fn open_reader(folder: &Folder) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(folder.database(), flags)?;
-    tune(&conn)?;
-    conn.pragma_update(None, "mmap_size", 1_i64 << 30)?;
+    tune(&conn, -8192)?;
     Ok(conn)
 }
 
-fn tune(conn: &Connection) -> rusqlite::Result<()> {
+fn tune(conn: &Connection, cache: i64) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(64);
     conn.busy_timeout(Duration::from_secs(5))?;
     conn.pragma_update(None, "temp_store", "MEMORY")?;
-    conn.pragma_update(None, "cache_size", -32_768)
+    conn.pragma_update(None, "cache_size", cache)
 }
 
 fn prepare_file(conn: &Connection, durable: bool) -> rusqlite::Result<()> {
@@ -113,21 +105,21 @@ fn prepare_file(conn: &Connection, durable: bool) -> rusqlite::Result<()> {
 /// Bytes per page.
 pub(super) const PAGE: u64 = 4096;
 
-fn migrate(conn: &mut Connection, config: &SqliteConfig) -> Result<(), OpenError> {
-    let failed = |error| OpenError::from_sql(config.path.as_deref(), error);
+fn migrate(conn: &mut Connection, folder: &Folder, wanted: Shard) -> Result<(), OpenError> {
+    let failed = |error| OpenError::from_sql(folder.path(), &error);
     let version: i64 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
     match version {
         0 => {
             let tx = conn.transaction().map_err(failed)?;
             tx.execute_batch(TABLES).map_err(failed)?;
-            tx.execute("INSERT INTO meta VALUES('shards', ?1), ('next_index', 1)", [config.shards]).map_err(failed)?;
+            tx.execute("INSERT INTO meta VALUES('shards', ?1), ('next_index', 1)", [wanted]).map_err(failed)?;
             tx.pragma_update(None, "user_version", VERSION).map_err(failed)?;
             tx.commit().map_err(failed)
         }
         VERSION => {
             let stored = conn.query_row("SELECT value FROM meta WHERE name = 'shards'", [], |row| row.get(0));
-            let stored: u16 = stored.map_err(failed)?;
-            if stored == config.shards { Ok(()) } else { Err(OpenError::Shards { stored, wanted: config.shards }) }
+            let stored: Shard = stored.map_err(failed)?;
+            if stored == wanted { Ok(()) } else { Err(OpenError::Shards { stored, wanted }) }
         }
         found => Err(OpenError::Newer { found, known: VERSION }),
     }

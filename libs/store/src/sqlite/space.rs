@@ -25,17 +25,16 @@ const UNLIMITED: i64 = 0xffff_fffe;
 pub(super) struct Space {
     /// Pages for everybody, when limited.
     pages: Option<i64>,
-    reserve: Option<PathBuf>,
+    reserve: PathBuf,
     /// The reserve is given away.
     spent: bool,
     full_until: Option<Instant>,
 }
 
 impl Space {
-    pub(super) fn new(conn: &Connection, max_size: Option<u64>, folder: Option<&Path>) -> rusqlite::Result<Self> {
+    pub(super) fn new(conn: &Connection, max_size: Option<u64>, folder: &Path) -> rusqlite::Result<Self> {
         let pages = max_size.map(|bytes| i64::try_from(bytes / PAGE).unwrap_or(UNLIMITED).clamp(1, UNLIMITED));
-        let mut space =
-            Self { pages, reserve: folder.map(|folder| folder.join("reserve")), spent: true, full_until: None };
+        let mut space = Self { pages, reserve: folder.join("reserve"), spent: true, full_until: None };
         space.limit(conn, 0)?;
         space.refill();
         Ok(space)
@@ -65,10 +64,7 @@ impl Space {
 
     /// Gives the reserve to one releasing batch; [`Space::close`] afterwards.
     pub(super) fn open(&mut self, conn: &Connection) {
-        if let Some(reserve) = &self.reserve
-            && !self.spent
-            && fs::remove_file(reserve).is_ok()
-        {
+        if !self.spent && fs::remove_file(&self.reserve).is_ok() {
             self.spent = true;
         }
         self.try_limit(conn, i64::try_from(RESERVE / PAGE).unwrap_or(0));
@@ -92,14 +88,10 @@ impl Space {
 
     /// Makes the reserve file again; says whether it is there.
     fn refill(&mut self) -> bool {
-        let Some(reserve) = self.reserve.as_deref().filter(|_| self.spent) else { return true };
-        match write_reserve(reserve) {
-            Ok(()) => self.spent = false,
-            Err(error) => {
-                tracing::warn!(%error, "no room for the reserve of the store");
-                if let Err(error) = fs::remove_file(reserve) {
-                    tracing::debug!(%error, "no reserve file to remove");
-                }
+        if self.spent {
+            self.spent = write_reserve(&self.reserve).is_err();
+            if self.spent && fs::remove_file(&self.reserve).is_err() {
+                tracing::debug!("no reserve file was made");
             }
         }
         !self.spent

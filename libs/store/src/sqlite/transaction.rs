@@ -2,28 +2,25 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use rusqlite::{Connection, OptionalExtension, params};
-
 use super::{
     Shared,
-    cache::{Cache, sql, unsql},
-    codec,
+    data::{self, Data},
     groups::Cell,
 };
 use crate::{
-    At, Batch, Check, Committed, Conflict, EntryId, Error, Millis, Notice, Op, Rate, Result, Shard,
+    At, Batch, Check, Committed, Conflict, Entry, EntryId, Error, Millis, Notice, Op, Rate, Result, Shard,
     worker::{DEAD, DeadEntry},
 };
 
 /// Delayed entries of one stream that one step moves.
-const TICK: i64 = 256;
+const TICK: u32 = 256;
 
 /// A transaction in progress: everything that becomes true when it is committed.
 #[derive(Debug)]
-pub(super) struct Transaction {
+pub(super) struct Transaction<D> {
     shared: Arc<Shared>,
-    pub(super) cache: Cache,
-    /// To be told after `COMMIT`, in order.
+    pub(super) data: D,
+    /// To be told after the commit, in order.
     events: Vec<Event>,
     /// Entries that some batch of this transaction took from their owners, and whether they are gone.
     settled: HashMap<(Shard, String, EntryId), bool>,
@@ -33,7 +30,7 @@ pub(super) struct Transaction {
 
 #[derive(Debug)]
 enum Event {
-    Appended { shard: Shard, stream: String },
+    Appended { shard: Shard, stream: String, entry: Entry },
     Settled { shard: Shard, stream: String, id: EntryId },
     HandedBack { shard: Shard, stream: String, id: EntryId },
     Dropped { shard: Shard, stream: String },
@@ -45,7 +42,7 @@ enum Event {
 /// Why a batch was not applied.
 #[derive(Debug)]
 pub(super) enum Fail {
-    /// A check failed; the transaction is as before.
+    /// It was refused; the transaction is as before.
     Refused(Error),
     /// Something was written, or may have been: the transaction must be rolled back.
     Broken(Error),
@@ -55,13 +52,6 @@ impl From<rusqlite::Error> for Fail {
     fn from(error: rusqlite::Error) -> Self {
         Self::Broken(super::unavailable(&error))
     }
-}
-
-/// What happens to a record at the end of its batch.
-enum Write<'a> {
-    Bytes(&'a [u8]),
-    Refs,
-    Delete,
 }
 
 /// Finds the faults that need no look into the store.
@@ -86,82 +76,77 @@ pub(super) fn validate(batch: &Batch) -> Result<()> {
     Ok(())
 }
 
-impl Transaction {
-    pub(super) fn new(shared: Arc<Shared>, cache: Cache) -> Self {
-        Self { shared, cache, events: Vec::new(), settled: HashMap::new(), held: Vec::new() }
+impl<D: Data> Transaction<D> {
+    pub(super) fn new(shared: Arc<Shared>, data: D) -> Self {
+        Self { shared, data, events: Vec::new(), settled: HashMap::new(), held: Vec::new() }
     }
 
     /// Applies a batch, or refuses it without a trace.
-    pub(super) fn apply(&mut self, conn: &Connection, batch: &Batch) -> Result<Committed, Fail> {
+    pub(super) fn apply(&mut self, batch: &Batch) -> Result<Committed, Fail> {
         let shard = batch.shard;
         if let Some((lead, id)) = &batch.commit
-            && let Some((last, committed)) = &self.cache.record(conn, shard, lead)?.meta.commit
-            && last == id
+            && let Some(committed) = self.data.repeated(shard, lead, id)?
         {
-            return Ok(committed.clone());
+            return Ok(committed);
         }
-        let mut limits = HashMap::new();
+        let mut limits = Vec::new();
         for (n, check) in batch.checks.iter().enumerate() {
-            if let Some(reason) = self.check(conn, shard, check, &mut limits)? {
+            if let Some(reason) = self.check(shard, check, &mut limits)? {
                 return Err(Fail::Refused(Error::Conflict { check: n, reason }));
             }
         }
-        for (key, full_at) in limits {
-            conn.prepare_cached("REPLACE INTO limits(shard, key, full_at) VALUES(?1, ?2, ?3)")?
-                .execute(params![shard, key, full_at])?;
-        }
         let mut committed = Committed { at: self.shared.clock.now(), ..Committed::default() };
-        let mut writes = Vec::new();
+        if let Some(fault) = self.fault(batch, committed.at)? {
+            return Err(Fail::Refused(Error::Malformed(fault)));
+        }
+        for (key, full_at) in limits {
+            self.data.set_full_at(shard, key, full_at)?;
+        }
         for op in &batch.ops {
-            self.operate(conn, shard, op, &mut committed, &mut writes)?;
+            self.operate(shard, op, &mut committed)?;
         }
         if let Some((lead, id)) = &batch.commit {
-            self.cache.record(conn, shard, lead)?.meta.commit = Some((*id, committed.clone()));
+            self.data.set_commit(shard, lead, id, &committed)?;
         }
-        for (key, write) in writes {
-            self.write(conn, shard, key, &write)?;
-        }
+        self.data.end_batch()?;
         Ok(committed)
     }
 
     fn check<'a>(
         &mut self,
-        conn: &Connection,
         shard: Shard,
         check: &'a Check,
-        limits: &mut HashMap<&'a str, i64>,
-    ) -> rusqlite::Result<Option<Conflict>> {
+        limits: &mut Vec<(&'a str, i64)>,
+    ) -> data::Result<Option<Conflict>> {
         Ok(match check {
             Check::Version { key, version } => {
-                let found = self.cache.record(conn, shard, key)?.version;
+                let found = self.data.version(shard, key)?;
                 (found == 0 || found != *version).then(|| Conflict::Version((found > 0).then_some(found)))
             }
             Check::Absent { key } => {
-                let found = self.cache.record(conn, shard, key)?.version;
+                let found = self.data.version(shard, key)?;
                 (found > 0).then_some(Conflict::Version(Some(found)))
             }
             Check::Pending { stream, id, consumer } => {
                 (!self.hold(shard, stream, *id, consumer)).then_some(Conflict::NotPending)
             }
             Check::Tail { stream, id } => {
-                let tail = self.cache.tail(conn, shard, stream)?;
+                let tail = self.data.tail(shard, stream)?;
                 (tail != *id).then_some(Conflict::Tail(tail))
             }
             Check::ShorterThan { stream, len } => {
-                let found = self.cache.length(conn, shard, stream)?;
+                let found = self.data.length(shard, stream)?;
                 (found >= *len).then_some(Conflict::TooLong(found))
             }
             Check::Limit { key, rate } => {
-                let full_at = match limits.get(key.as_str()) {
-                    Some(full_at) => Some(*full_at),
-                    None => conn
-                        .prepare_cached("SELECT full_at FROM limits WHERE shard = ?1 AND key = ?2")?
-                        .query_row(params![shard, key], |row| row.get(0))
-                        .optional()?,
+                let full_at = match limits.iter_mut().find(|(known, _)| known == key) {
+                    Some((_, full_at)) => Some(*full_at),
+                    None => self.data.full_at(shard, key)?,
                 };
                 match crate::limit::take(full_at, *rate, self.shared.clock.micros()) {
                     Ok(full_at) => {
-                        limits.insert(key, full_at);
+                        limits.retain(|(known, _)| known != key);
+                        limits.push((key, full_at));
                         None
                     }
                     Err(wait) => Some(Conflict::Limited(wait)),
@@ -183,69 +168,73 @@ impl Transaction {
         owned
     }
 
-    fn operate<'a>(
-        &mut self,
-        conn: &Connection,
-        shard: Shard,
-        op: &'a Op,
-        committed: &mut Committed,
-        writes: &mut Vec<(&'a str, Write<'a>)>,
-    ) -> Result<(), Fail> {
+    /// Finds operations that could not be applied when their turn comes, before the first one is.
+    fn fault(&mut self, batch: &Batch, now: Millis) -> data::Result<Option<String>> {
+        let shard = batch.shard;
+        let (mut tails, mut records): (Vec<(&str, EntryId)>, Vec<(&str, bool)>) = (Vec::new(), Vec::new());
+        for op in &batch.ops {
+            match op {
+                Op::Put { key, .. } => records.push((key, true)),
+                Op::Delete { key } => records.push((key, false)),
+                Op::Drop { stream } => tails.push((stream, EntryId::ZERO)),
+                Op::Append { stream, at, into, .. } => {
+                    let known = tails.iter().rev().find(|(known, _)| known == stream).map(|(_, tail)| *tail);
+                    let tail = match known {
+                        Some(tail) => tail,
+                        None => self.data.tail(shard, stream)?,
+                    };
+                    let id = next_id(*at, tail, now);
+                    if id <= tail {
+                        return Ok(Some(format!("entry {id} of {stream} is not above the newest, {tail}")));
+                    }
+                    tails.push((stream, id));
+                    if let Some((key, _)) = into {
+                        let known = records.iter().rev().find(|(known, _)| known == key).map(|(_, exists)| *exists);
+                        let exists = match known {
+                            Some(exists) => exists,
+                            None => self.data.version(shard, key)? > 0,
+                        };
+                        if !exists {
+                            return Ok(Some(format!("no record {key} to write a ref into")));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn operate(&mut self, shard: Shard, op: &Op, committed: &mut Committed) -> Result<(), Fail> {
         match op {
-            Op::Put { key, bytes } => {
-                let record = self.cache.record(conn, shard, key)?;
-                record.version += 1;
-                committed.versions.push(record.version);
-                note(writes, key, Write::Bytes(bytes));
-            }
-            Op::Delete { key } => {
-                *self.cache.record(conn, shard, key)? = super::cache::Known::default();
-                note(writes, key, Write::Delete);
-            }
-            Op::Index { index, member, was, now } => {
-                self.cache.move_member(conn, shard, index, member, (*was, *now))?;
-            }
+            Op::Put { key, bytes } => committed.versions.push(self.data.put(shard, key, bytes)?),
+            Op::Delete { key } => self.data.delete(shard, key)?,
+            Op::Index { index, member, was, now } => self.data.move_member(shard, index, member, *was, *now)?,
             Op::Append { stream, at, tag, payload, into } => {
-                let id = self.next_id(conn, shard, stream, *at, committed.at)?;
-                self.append(conn, shard, stream, (id, *at == At::Next), *tag, payload)?;
+                let id = self.append(shard, stream, *at, *tag, payload.clone(), committed.at)?;
                 committed.entries.push(id);
                 if let Some((key, name)) = into {
-                    let record = self.cache.record(conn, shard, key)?;
-                    if record.version == 0 {
-                        return Err(Fail::Broken(Error::Malformed(format!("no record {key} to write a ref into"))));
-                    }
-                    record.meta.refs.insert(name.clone(), id);
-                    note(writes, key, Write::Refs);
+                    self.data.set_ref(shard, key, name, id)?;
                 }
             }
             Op::Delay { stream, id, due, tag, payload } => {
-                conn.prepare_cached(
-                    "REPLACE INTO delayed(shard, stream, id, due, tag, payload) VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
-                )?
-                .execute(params![shard, stream, id, due, tag, &payload[..]])?;
+                self.data.delay(shard, stream, id, *due, *tag, payload)?;
                 self.events.push(Event::Delayed { shard, stream: stream.clone(), due: *due });
             }
-            Op::Undelay { stream, id } => {
-                conn.prepare_cached("DELETE FROM delayed WHERE shard = ?1 AND stream = ?2 AND id = ?3")?
-                    .execute(params![shard, stream, id])?;
-            }
+            Op::Undelay { stream, id } => self.data.undelay(shard, stream, id)?,
             Op::Ack { stream, id } => {
                 if self.deliveries(shard, stream, *id).is_some() {
-                    self.cache.remove_entry(conn, shard, stream, *id)?;
-                    self.settle(shard, stream, *id);
+                    self.remove(shard, stream, *id)?;
                 }
             }
-            Op::Remove { stream, id } => {
-                self.cache.remove_entry(conn, shard, stream, *id)?;
-                self.settle(shard, stream, *id);
-            }
+            Op::Remove { stream, id } => self.remove(shard, stream, *id)?,
             Op::HandBack { stream, id } => {
                 self.settled.entry((shard, stream.clone(), *id)).or_insert(false);
                 self.events.push(Event::HandedBack { shard, stream: stream.clone(), id: *id });
             }
-            Op::Bury { stream, id, reason } => self.bury(conn, shard, (stream, *id), reason, committed.at)?,
+            Op::Bury { stream, id, reason } => self.bury(shard, stream, *id, reason, committed.at)?,
             Op::Drop { stream } => {
-                self.cache.drop_stream(conn, shard, stream)?;
+                self.data.drop_stream(shard, stream)?;
                 self.events.push(Event::Dropped { shard, stream: stream.clone() });
             }
             Op::Notify { topic, payload } => {
@@ -256,34 +245,20 @@ impl Transaction {
         Ok(())
     }
 
-    fn next_id(&mut self, conn: &Connection, shard: Shard, stream: &str, at: At, now: Millis) -> Result<EntryId, Fail> {
-        let tail = self.cache.tail(conn, shard, stream)?;
-        match at {
-            At::Next => Ok(following(tail, now)),
-            At::Number(n) if EntryId::number(n) > tail => Ok(EntryId::number(n)),
-            At::Number(n) => {
-                let reason = format!("entry {n}-0 of {stream} is not above the newest, {tail}");
-                Err(Fail::Broken(Error::Malformed(reason)))
-            }
-        }
-    }
-
     fn append(
         &mut self,
-        conn: &Connection,
         shard: Shard,
         stream: &str,
-        (id, counted): (EntryId, bool),
+        at: At,
         tag: u8,
-        payload: &[u8],
-    ) -> rusqlite::Result<()> {
-        self.cache.appended(conn, shard, stream, id, counted)?;
-        conn.prepare_cached(
-            "INSERT INTO entries(shard, stream, ms, seq, tag, deliveries, payload) VALUES(?1, ?2, ?3, ?4, ?5, 0, ?6)",
-        )?
-        .execute(params![shard, stream, sql(id.0), sql(id.1), tag, payload])?;
-        self.events.push(Event::Appended { shard, stream: stream.to_owned() });
-        Ok(())
+        payload: bytes::Bytes,
+        now: Millis,
+    ) -> data::Result<EntryId> {
+        let id = next_id(at, self.data.tail(shard, stream)?, now);
+        let entry = Entry { id, tag, payload };
+        self.data.push(shard, stream, &entry, at == At::Next)?;
+        self.events.push(Event::Appended { shard, stream: stream.to_owned(), entry });
+        Ok(id)
     }
 
     /// How often an entry was handed out; `None` when it never was, or is gone.
@@ -294,101 +269,54 @@ impl Transaction {
         self.shared.groups.find(shard, stream)?.lock().deliveries(id)
     }
 
-    fn settle(&mut self, shard: Shard, stream: &str, id: EntryId) {
+    fn remove(&mut self, shard: Shard, stream: &str, id: EntryId) -> data::Result<()> {
+        self.data.remove(shard, stream, id)?;
         self.settled.insert((shard, stream.to_owned(), id), true);
         self.events.push(Event::Settled { shard, stream: stream.to_owned(), id });
-    }
-
-    fn bury(
-        &mut self,
-        conn: &Connection,
-        shard: Shard,
-        (stream, id): (&str, EntryId),
-        reason: &str,
-        now: Millis,
-    ) -> Result<(), Fail> {
-        let Some(deliveries) = self.deliveries(shard, stream, id) else { return Ok(()) };
-        let found = conn
-            .prepare_cached(
-                "SELECT tag, payload FROM entries WHERE shard = ?1 AND stream = ?2 AND ms = ?3 AND seq = ?4",
-            )?
-            .query_row(params![shard, stream, sql(id.0), sql(id.1)], |row| Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?)))
-            .optional()?;
-        self.settle(shard, stream, id);
-        let Some((tag, payload)) = found else { return Ok(()) };
-        let dead = DeadEntry {
-            stream: stream.to_owned(),
-            id,
-            tag,
-            payload: payload.into(),
-            deliveries,
-            reason: reason.to_owned(),
-            at: now,
-        };
-        self.cache.remove_entry(conn, shard, stream, id)?;
-        let at = self.next_id(conn, shard, DEAD, At::Next, now)?;
-        self.append(conn, shard, DEAD, (at, true), tag, &dead.encode())?;
         Ok(())
     }
 
-    fn write(&mut self, conn: &Connection, shard: Shard, key: &str, write: &Write<'_>) -> rusqlite::Result<()> {
-        let known = self.cache.record(conn, shard, key)?;
-        match write {
-            Write::Bytes(bytes) => conn
-                .prepare_cached("REPLACE INTO records(shard, key, version, meta, bytes) VALUES(?1, ?2, ?3, ?4, ?5)")?
-                .execute(params![shard, key, sql(known.version), codec::encode(&known.meta), bytes])?,
-            Write::Refs => conn
-                .prepare_cached("UPDATE records SET meta = ?3 WHERE shard = ?1 AND key = ?2")?
-                .execute(params![shard, key, codec::encode(&known.meta)])?,
-            Write::Delete => conn
-                .prepare_cached("DELETE FROM records WHERE shard = ?1 AND key = ?2")?
-                .execute(params![shard, key])?,
-        };
+    fn bury(&mut self, shard: Shard, stream: &str, id: EntryId, reason: &str, now: Millis) -> data::Result<()> {
+        let Some(deliveries) = self.deliveries(shard, stream, id) else { return Ok(()) };
+        let found = self.data.entry(shard, stream, id)?;
+        self.remove(shard, stream, id)?;
+        let Some(Entry { tag, payload, .. }) = found else { return Ok(()) };
+        let (stream, reason) = (stream.to_owned(), reason.to_owned());
+        let dead = DeadEntry { stream, id, tag, payload, deliveries, reason, at: now };
+        self.append(shard, DEAD, At::Next, tag, dead.encode().into(), now)?;
         Ok(())
     }
 
     /// Moves entries that are due into their stream; says how many.
-    pub(super) fn tick(&mut self, conn: &Connection, shard: Shard, stream: &str) -> Result<u64, Fail> {
+    pub(super) fn tick(&mut self, shard: Shard, stream: &str) -> data::Result<u64> {
         let now = self.shared.clock.now();
-        let due = conn
-            .prepare_cached(
-                "SELECT id, tag, payload FROM delayed WHERE shard = ?1 AND stream = ?2 AND due <= ?3
-                 ORDER BY due, id LIMIT ?4",
-            )?
-            .query_map(params![shard, stream, now, TICK], |row| {
-                Ok((row.get::<_, String>(0)?, row.get::<_, u8>(1)?, row.get::<_, Vec<u8>>(2)?))
-            })?
-            .collect::<rusqlite::Result<Vec<_>>>()?;
-        for (delayed, tag, payload) in &due {
-            let id = self.next_id(conn, shard, stream, At::Next, now)?;
-            self.append(conn, shard, stream, (id, true), *tag, payload)?;
-            conn.prepare_cached("DELETE FROM delayed WHERE shard = ?1 AND stream = ?2 AND id = ?3")?
-                .execute(params![shard, stream, delayed])?;
+        let due = self.data.take_due(shard, stream, now, TICK)?;
+        let moved = due.len() as u64;
+        for (tag, payload) in due {
+            self.append(shard, stream, At::Next, tag, payload, now)?;
         }
-        let next = super::read::next_due(conn, shard, stream)?;
-        self.events.push(Event::Ticked { shard, stream: stream.to_owned(), due: next });
-        Ok(due.len() as u64)
+        let due = self.data.next_due(shard, stream)?;
+        self.events.push(Event::Ticked { shard, stream: stream.to_owned(), due });
+        Ok(moved)
     }
 
     /// Tells the world what became true.
     pub(super) fn committed(&mut self) {
         self.settled.clear();
-        let mut appended: Vec<Arc<Cell>> = Vec::new();
+        let mut changed: Vec<Arc<Cell>> = Vec::new();
         for event in self.events.drain(..) {
-            publish(&self.shared, event, &mut appended);
+            publish(&self.shared, event, &mut changed);
         }
         self.release();
-        for cell in appended {
+        for cell in changed {
             cell.wake.notify_one();
         }
-        self.cache.trim();
     }
 
     /// Forgets what did not become true.
     pub(super) fn rolled_back(&mut self) {
         self.settled.clear();
         self.events.clear();
-        self.cache.clear();
         self.release();
     }
 
@@ -399,15 +327,14 @@ impl Transaction {
     }
 }
 
-fn publish(shared: &Shared, event: Event, appended: &mut Vec<Arc<Cell>>) {
+/// Takes an event to where it matters; notes the groups that have something new to claim.
+fn publish(shared: &Shared, event: Event, changed: &mut Vec<Arc<Cell>>) {
     let group = |shard: Shard, stream: &str| shared.groups.find(shard, stream);
     match event {
-        Event::Appended { shard, stream } => {
+        Event::Appended { shard, stream, entry } => {
             let Some(cell) = group(shard, &stream) else { return };
-            cell.lock().more = true;
-            if !appended.iter().any(|known| Arc::ptr_eq(known, &cell)) {
-                appended.push(cell);
-            }
+            cell.lock().push(entry);
+            note(changed, cell);
         }
         Event::Settled { shard, stream, id } => {
             if let Some(cell) = group(shard, &stream) {
@@ -417,7 +344,7 @@ fn publish(shared: &Shared, event: Event, appended: &mut Vec<Arc<Cell>>) {
         Event::HandedBack { shard, stream, id } => {
             let Some(cell) = group(shard, &stream) else { return };
             cell.lock().hand_back(id);
-            appended.push(cell);
+            note(changed, cell);
         }
         Event::Dropped { shard, stream } => {
             if let Some(cell) = group(shard, &stream) {
@@ -442,20 +369,18 @@ fn publish(shared: &Shared, event: Event, appended: &mut Vec<Arc<Cell>>) {
     }
 }
 
-/// Notes what happens to a record; what was noted before is overruled, except that refs need no more than a value.
-fn note<'a>(writes: &mut Vec<(&'a str, Write<'a>)>, key: &'a str, write: Write<'a>) {
-    match writes.iter_mut().find(|(known, _)| *known == key) {
-        Some(known) => {
-            if !matches!(write, Write::Refs) {
-                known.1 = write;
-            }
-        }
-        None => writes.push((key, write)),
+fn note(changed: &mut Vec<Arc<Cell>>, cell: Arc<Cell>) {
+    if !changed.iter().any(|known| Arc::ptr_eq(known, &cell)) {
+        changed.push(cell);
     }
 }
 
-/// The store's next id.
-fn following(tail: EntryId, now: Millis) -> EntryId {
-    let ms = unsql(now);
-    if ms > tail.0 { EntryId(ms, 0) } else { EntryId(tail.0, tail.1 + 1) }
+/// The id of an entry at the end of a stream; not above the tail if the caller's number is not.
+fn next_id(at: At, tail: EntryId, now: Millis) -> EntryId {
+    let ms = u64::try_from(now).unwrap_or(0);
+    match at {
+        At::Number(n) => EntryId::number(n),
+        At::Next if ms > tail.0 => EntryId(ms, 0),
+        At::Next => EntryId(tail.0, tail.1 + 1),
+    }
 }

@@ -1,4 +1,4 @@
-//! The one that writes: groups waiting commits into transactions.
+//! The one that writes to the database: groups waiting commits into transactions.
 
 use std::sync::Arc;
 
@@ -7,9 +7,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     Shared,
-    cache::{Cache, sql},
+    data::{self, Data},
     groups::lock,
     space::Space,
+    sql::{Sql, sql},
     transaction::{Fail, Transaction},
 };
 use crate::{Batch, Committed, Error, Result, Shard};
@@ -44,72 +45,50 @@ enum Done {
 }
 
 #[derive(Debug)]
-pub(super) struct Writer {
-    conn: Connection,
+struct Writer<'c> {
+    conn: &'c Connection,
     shared: Arc<Shared>,
-    transaction: Transaction,
+    transaction: Transaction<Sql<'c>>,
     space: Space,
     until_sweep: u32,
+    /// A rollback went wrong half way: what is remembered is not to be trusted.
+    stale: bool,
 }
 
-impl Writer {
-    pub(super) fn new(conn: Connection, shared: Arc<Shared>, shards: Shard, space: Space) -> rusqlite::Result<Self> {
-        let cache = Cache::new(&conn, shards)?;
-        let transaction = Transaction::new(Arc::clone(&shared), cache);
-        Ok(Self { conn, shared, transaction, space, until_sweep: SWEEP })
+/// Writes until nobody can ask any more.
+pub(super) fn run(conn: Connection, shared: Arc<Shared>, shards: Shard, space: Space, queue: mpsc::Receiver<Job>) {
+    match Sql::new(&conn, shards) {
+        Ok(data) => {
+            let transaction = Transaction::new(Arc::clone(&shared), data);
+            Writer { conn: &conn, shared, transaction, space, until_sweep: SWEEP, stale: false }.run(queue);
+        }
+        // Everybody gets "the store has stopped".
+        Err(error) => tracing::error!(%error, "the store cannot be read"),
     }
-
-    /// For reads in memory.
-    pub(super) const fn connection(&self) -> &Connection {
-        &self.conn
+    if let Err((_, error)) = conn.close() {
+        tracing::warn!(%error, "the store was not closed properly");
     }
+}
 
-    /// Writes until nobody can ask any more.
-    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Job>) {
+impl<'c> Writer<'c> {
+    fn run(mut self, mut queue: mpsc::Receiver<Job>) {
         let mut jobs = Vec::with_capacity(GROUP);
         while queue.blocking_recv_many(&mut jobs, GROUP) > 0 {
-            self.group(jobs.drain(..).collect());
+            self.group(&mut jobs);
         }
-        if let Err(error) = self.conn.close() {
-            tracing::warn!(error = %error.1, "the store was not closed properly");
-        }
-    }
-
-    /// One batch in a transaction of its own.
-    pub(super) fn commit_one(&mut self, batch: &Batch) -> Result<Committed> {
-        if !batch.releasing && self.space.is_full() {
-            return Err(Error::Full);
-        }
-        let mut result = self.transact(|transaction, conn| commit(transaction, conn, batch));
-        if matches!(result, Err(Error::Full)) {
-            self.space.ran_out();
-            if batch.releasing {
-                self.space.open(&self.conn);
-                result = self.transact(|transaction, conn| commit(transaction, conn, batch));
-                self.space.close(&self.conn);
-            }
-        }
-        result?
-    }
-
-    /// One step of [`Engine::tick`](crate::Engine::tick).
-    pub(super) fn tick_one(&mut self, shard: Shard, streams: &[String]) -> Result<u64> {
-        self.transact(|transaction, conn| tick(transaction, conn, shard, streams))
     }
 
     /// All jobs in one transaction. If that fails, each one in its own: who is at fault fails alone.
-    fn group(&mut self, jobs: Vec<Job>) {
+    fn group(&mut self, jobs: &mut Vec<Job>) {
         let full = self.space.is_full();
-        let done = match self.transact(|transaction, conn| {
-            jobs.iter().map(|job| attempt(transaction, conn, job, full)).collect::<Result<Vec<_>, _>>()
-        }) {
-            Ok(done) => done,
-            Err(error) => {
-                tracing::debug!(%error, jobs = jobs.len(), "a group of commits failed, now one by one");
-                jobs.iter().map(|job| self.alone(job)).collect()
-            }
-        };
-        for (job, done) in jobs.into_iter().zip(done) {
+        let together = self.transact(|transaction| {
+            jobs.iter().map(|job| attempt(transaction, job, full)).collect::<Result<Vec<_>, _>>()
+        });
+        let done = together.unwrap_or_else(|error| {
+            tracing::debug!(%error, jobs = jobs.len(), "a group of commits failed, now one by one");
+            jobs.iter().map(|job| self.alone(job)).collect()
+        });
+        for (job, done) in jobs.drain(..).zip(done) {
             // Whoever asked may be gone.
             match (job, done) {
                 (Job::Commit { reply, .. }, Done::Commit(result)) => drop(reply.send(result)),
@@ -118,15 +97,34 @@ impl Writer {
                 _ => {}
             }
         }
+        self.transaction.data.trim();
         self.sweep();
     }
 
     fn alone(&mut self, job: &Job) -> Done {
         match job {
-            Job::Commit { batch, .. } => Done::Commit(self.commit_one(batch)),
-            Job::Tick { shard, streams, .. } => Done::Tick(self.tick_one(*shard, streams)),
+            Job::Commit { batch, .. } => Done::Commit(self.commit_alone(batch)),
+            Job::Tick { shard, streams, .. } => {
+                Done::Tick(self.transact(|transaction| Ok(tick(transaction, *shard, streams)?)))
+            }
             Job::WriteDown => Done::WriteDown,
         }
+    }
+
+    fn commit_alone(&mut self, batch: &Batch) -> Result<Committed> {
+        if !batch.releasing && self.space.is_full() {
+            return Err(Error::Full);
+        }
+        let mut result = self.transact(|transaction| commit(transaction, batch));
+        if matches!(result, Err(Error::Full)) {
+            self.space.ran_out();
+            if batch.releasing {
+                self.space.open(self.conn);
+                result = self.transact(|transaction| commit(transaction, batch));
+                self.space.close(self.conn);
+            }
+        }
+        result?
     }
 
     /// The claimant who asked for this does not wait for it, and nobody else would ask again.
@@ -139,19 +137,14 @@ impl Writer {
         }
     }
 
-    fn transact<T>(&mut self, work: impl FnOnce(&mut Transaction, &Connection) -> Result<T, Fail>) -> Result<T> {
+    fn transact<T>(&mut self, work: impl FnOnce(&mut Transaction<Sql<'c>>) -> Result<T, Fail>) -> Result<T> {
         match self.try_transact(work) {
             Ok(result) => {
                 self.transaction.committed();
                 Ok(result)
             }
             Err(fail) => {
-                if !self.conn.is_autocommit()
-                    && let Err(error) = self.conn.execute_batch("ROLLBACK")
-                {
-                    tracing::error!(%error, "cannot roll back");
-                }
-                self.transaction.rolled_back();
+                self.roll_back();
                 match fail {
                     Fail::Refused(error) | Fail::Broken(error) => Err(error),
                 }
@@ -159,32 +152,36 @@ impl Writer {
         }
     }
 
-    fn try_transact<T>(
-        &mut self,
-        work: impl FnOnce(&mut Transaction, &Connection) -> Result<T, Fail>,
-    ) -> Result<T, Fail> {
-        if !self.conn.is_autocommit() {
-            // A panic in the middle of the last one, in memory: what it wrote is not wanted.
-            self.conn.execute_batch("ROLLBACK")?;
-            self.transaction.rolled_back();
+    fn try_transact<T>(&mut self, work: impl FnOnce(&mut Transaction<Sql<'c>>) -> Result<T, Fail>) -> Result<T, Fail> {
+        if self.stale {
+            self.transaction.data.rolled_back(self.conn)?;
+            self.stale = false;
         }
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.transaction.data.statements.begin.execute([])?;
         self.write_deliveries()?;
-        let result = work(&mut self.transaction, &self.conn)?;
-        self.transaction.cache.flush(&self.conn)?;
-        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        let result = work(&mut self.transaction)?;
+        self.transaction.data.flush()?;
+        self.transaction.data.statements.commit.execute([])?;
         Ok(result)
     }
 
+    fn roll_back(&mut self) {
+        // SQLite has done so by itself after some errors.
+        if !self.conn.is_autocommit()
+            && let Err(error) = self.conn.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "cannot roll back");
+        }
+        self.transaction.rolled_back();
+        self.stale = self.transaction.data.rolled_back(self.conn).is_err();
+    }
+
     /// A rollback loses these; they are then one too low at worst, after a crash.
-    fn write_deliveries(&self) -> rusqlite::Result<()> {
+    fn write_deliveries(&mut self) -> data::Result<()> {
         let delivered = std::mem::take(&mut *lock(&self.shared.delivered));
+        let update = &mut self.transaction.data.statements.put_deliveries;
         for one in delivered {
-            self.conn
-                .prepare_cached(
-                    "UPDATE entries SET deliveries = ?5 WHERE shard = ?1 AND stream = ?2 AND ms = ?3 AND seq = ?4",
-                )?
-                .execute(params![one.shard, one.stream, sql(one.id.0), sql(one.id.1), one.deliveries])?;
+            update.execute(params![one.shard, one.stream, sql(one.id.0), sql(one.id.1), one.deliveries])?;
         }
         Ok(())
     }
@@ -197,37 +194,30 @@ impl Writer {
         }
         self.until_sweep = SWEEP;
         let now = self.shared.clock.micros();
-        let swept = self.transact(|_, conn| {
-            conn.prepare_cached("DELETE FROM limits WHERE full_at < ?1")?.execute([now]).map_err(Fail::from)
-        });
-        if let Err(error) = swept {
+        if let Err(error) = self.transact(|transaction| Ok(transaction.data.sweep_limits(now)?)) {
             tracing::warn!(%error, "cannot sweep limits");
         }
     }
 }
 
-fn attempt(transaction: &mut Transaction, conn: &Connection, job: &Job, full: bool) -> Result<Done, Fail> {
+fn attempt(transaction: &mut Transaction<Sql<'_>>, job: &Job, full: bool) -> Result<Done, Fail> {
     Ok(match job {
         Job::Commit { batch, .. } if full && !batch.releasing => Done::Commit(Err(Error::Full)),
-        Job::Commit { batch, .. } => Done::Commit(commit(transaction, conn, batch)?),
-        Job::Tick { shard, streams, .. } => Done::Tick(Ok(tick(transaction, conn, *shard, streams)?)),
+        Job::Commit { batch, .. } => Done::Commit(commit(transaction, batch)?),
+        Job::Tick { shard, streams, .. } => Done::Tick(Ok(tick(transaction, *shard, streams)?)),
         Job::WriteDown => Done::WriteDown,
     })
 }
 
 /// A refused batch leaves the transaction as it was: others go on in it.
-fn commit(transaction: &mut Transaction, conn: &Connection, batch: &Batch) -> Result<Result<Committed>, Fail> {
-    match transaction.apply(conn, batch) {
+fn commit(transaction: &mut Transaction<Sql<'_>>, batch: &Batch) -> Result<Result<Committed>, Fail> {
+    match transaction.apply(batch) {
         Ok(committed) => Ok(Ok(committed)),
         Err(Fail::Refused(error)) => Ok(Err(error)),
         Err(broken) => Err(broken),
     }
 }
 
-fn tick(transaction: &mut Transaction, conn: &Connection, shard: Shard, streams: &[String]) -> Result<u64, Fail> {
-    let mut moved = 0;
-    for stream in streams {
-        moved += transaction.tick(conn, shard, stream)?;
-    }
-    Ok(moved)
+fn tick(transaction: &mut Transaction<Sql<'_>>, shard: Shard, streams: &[String]) -> data::Result<u64> {
+    streams.iter().map(|stream| transaction.tick(shard, stream)).sum()
 }
