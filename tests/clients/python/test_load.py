@@ -123,7 +123,8 @@ def test_c41_a_slow_watcher_eats_memory_or_misses_events():
         stop.set()
         thread.join()
         # Whoever reads on has lost nothing, or is told to subscribe again.
-        for one, head in list(zip(slow, heads, strict=True))[:10]:
+        for one, head in list(zip(slow, heads, strict=True))[:5]:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             while chunk := one.recv(1 << 20):
                 head += chunk
             got = events_of(bytes(head))
