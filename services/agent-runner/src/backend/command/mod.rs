@@ -69,7 +69,7 @@ impl Command {
     /// Without a program.
     pub fn new(options: Options) -> anyhow::Result<Self> {
         ensure!(options.command.first().is_some_and(|program| !program.is_empty()), "the command is empty");
-        let alive = Arc::new(Semaphore::new((2 * options.slots).clamp(2, Semaphore::MAX_PERMITS)));
+        let alive = Arc::new(Semaphore::new(options.slots.saturating_mul(2).clamp(2, Semaphore::MAX_PERMITS)));
         Ok(Self { options, pool: Pool::default(), alive, tasks: TaskTracker::new(), cut: CancellationToken::new() })
     }
 
