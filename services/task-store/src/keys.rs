@@ -94,15 +94,15 @@ pub(crate) fn shard(scope: &Scope, context: &str, shards: Shard) -> Shard {
 fn crc16(bytes: impl IntoIterator<Item = u8>) -> u16 {
     const TABLE: [u16; 256] = {
         let mut table = [0; 256];
-        let mut byte = 0;
+        let mut byte: u16 = 0;
         while byte < 256 {
-            let mut crc = (byte as u16) << 8;
+            let mut crc = byte << 8;
             let mut bit = 0;
             while bit < 8 {
                 crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
                 bit += 1;
             }
-            table[byte] = crc;
+            table[byte as usize] = crc;
             byte += 1;
         }
         table

@@ -183,7 +183,7 @@ impl Write<'_> {
             Phase::Running => {}
             Phase::Stopping if self.finish => return self.confirm(state, now),
             Phase::Stopping => return reply(Outcome::Canceled, head.last_event),
-            Phase::Done if self.finish && !(canceled && !self.events.is_empty()) => {
+            Phase::Done if self.finish && (!canceled || self.events.is_empty()) => {
                 return reply(Outcome::Ok, head.last_event);
             }
             Phase::Done if canceled => return reply(Outcome::Canceled, head.last_event),
@@ -209,10 +209,10 @@ impl Write<'_> {
         if !self.finish && draft.events.is_empty() && draft.ops.is_empty() && draft.head == **head {
             return reply(Outcome::Ok, head.last_event);
         }
-        if self.finish || artifacts::is_worth_folding(&draft.head) {
-            if let Err(refusal) = artifacts::fold(&mut draft, state)? {
-                return self.fail(state, &refusal.into(), now);
-            }
+        if (self.finish || artifacts::is_worth_folding(&draft.head))
+            && let Err(refusal) = artifacts::fold(&mut draft, state)?
+        {
+            return self.fail(state, &refusal.into(), now);
         }
         let last_event = draft.head.last_event;
         let mut change = Change::of(draft);

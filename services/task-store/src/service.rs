@@ -179,6 +179,7 @@ impl Inner {
             until,
             behind: (!is_newest && !is_over).then(|| turn.to_vec()),
             cursor: head.last_event,
+            newest: head.last_event,
             first,
             over,
             shape,
@@ -210,6 +211,7 @@ impl Inner {
             until,
             behind: None,
             cursor: head.last_event,
+            newest: head.last_event,
             first: None,
             over: head.state().is_terminal(),
             shape: Shape { history: None, artifacts: true },
@@ -232,6 +234,7 @@ impl Inner {
                 let shape = follow.shape;
                 let (head, whole) = self.store.task_from(task, Some(held), shape).await?.ok_or(Kind::TaskNotFound)?;
                 follow.cursor = head.last_event;
+                follow.newest = head.last_event;
                 follow.over = head.state().is_terminal();
                 follow.first = Some(snapshot_event(&self.store, task, &head, whole).await?);
             }

@@ -13,7 +13,7 @@ use rialto_store::{EntryId, Millis, Op, Record};
 
 use crate::keys::{self, ScopeKey, TaskId};
 
-#[expect(clippy::all, unreachable_pub, clippy::allow_attributes, reason = "generated")]
+#[expect(clippy::all, unreachable_pub, reason = "generated")]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/rialto.tasks.v1.stored.rs"));
 }

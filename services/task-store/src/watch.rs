@@ -9,7 +9,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -72,6 +72,7 @@ impl Tails {
         let mut map = lock(&self.map);
         let tail = map.entry(task).or_insert_with(|| Arc::new(Tail::new(task)));
         let tail = Arc::clone(tail);
+        tail.seats.fetch_add(1, Ordering::Relaxed);
         drop(map);
         let listening = self.listening.get(usize::from(task.shard())).is_some_and(|it| it.load(Ordering::Acquire));
         if !listening {
@@ -132,6 +133,8 @@ struct Tail {
     poke: watch::Sender<()>,
     /// Held by the follower that reads for all.
     filling: tokio::sync::Mutex<()>,
+    /// How many hold it. Counted under the lock of the map.
+    seats: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -191,7 +194,13 @@ impl Tail {
     fn new(task: TaskId) -> Self {
         let ring =
             Ring { entries: VecDeque::new(), bytes: 0, last: None, hint: 0, doubt: false, looked: Instant::now() };
-        Self { task, ring: Mutex::new(ring), poke: watch::Sender::new(()), filling: tokio::sync::Mutex::new(()) }
+        Self {
+            task,
+            ring: Mutex::new(ring),
+            poke: watch::Sender::new(()),
+            filling: tokio::sync::Mutex::new(()),
+            seats: AtomicUsize::new(0),
+        }
     }
 
     fn feed(&self, entries: Vec<Entry>) {
@@ -222,7 +231,7 @@ impl Tail {
         }
     }
 
-    /// A follower begins after this number.
+    /// A follower has seen that the log goes up to this number.
     fn begin(&self, number: u64) {
         let mut ring = lock(&self.ring);
         ring.last.get_or_insert(number);
@@ -310,9 +319,7 @@ pub(crate) struct Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut map = lock(&self.map);
-        // The map's, and this one.
-        if Arc::strong_count(&self.tail) <= 2 && map.get(&self.tail.task).is_some_and(|it| Arc::ptr_eq(it, &self.tail))
-        {
+        if self.tail.seats.fetch_sub(1, Ordering::Relaxed) == 1 {
             map.remove(&self.tail.task);
         }
     }
@@ -341,6 +348,8 @@ pub(crate) struct Follow {
     pub(crate) behind: Option<Vec<u8>>,
     /// Number of the newest event that was delivered.
     pub(crate) cursor: u64,
+    /// Number of the newest event there was when the task was looked at.
+    pub(crate) newest: u64,
     /// Delivered before anything else.
     pub(crate) first: Option<Update>,
     /// Nothing comes after that.
@@ -354,7 +363,7 @@ pub(crate) struct Follow {
 impl Follow {
     /// The updates. They end without an error only where the follower wanted to end.
     pub(crate) fn updates(self) -> impl Stream<Item = Result<Update, Status>> + Send + 'static {
-        self.seat.tail.begin(self.cursor);
+        self.seat.tail.begin(self.newest);
         stream::unfold(self, |mut follow| async move { Some((follow.next().await?, follow)) })
     }
 

@@ -1,1 +1,216 @@
-//! x
+//! Runners and entries that go away.
+
+use std::time::Duration;
+
+use prost::Message as _;
+use rialto_rpc::tasks::{HandBackRequest, HeartbeatRequest, Outcome, task_store_server::TaskStore as _};
+use rialto_store::{Batch, EntryId, Op, ReadLimit, worker::DEAD};
+use rialto_task_store::Options;
+use tonic::Request;
+
+use crate::{flaky::Flaky, world::*};
+
+#[tokio::test]
+async fn a_runner_that_was_paused_too_long_writes_nothing() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let paused = world.next().await;
+    world.record(&paused, 3, vec![artifact("a", "1", false)]).await;
+    let run = world.claim_after("r2", Duration::ZERO).await.expect("taken over");
+    // Claimed by another one, but not begun: the first one still counts.
+    assert_eq!(world.record(&paused, 4, vec![artifact("a", "2", true)]).await, Outcome::Ok);
+    let begun = world.begin(&run).await.expect("a turn");
+    assert_eq!((begun.turn.next_event, begun.turn.attempt), (5, 2));
+    assert_eq!(world.record(&paused, 5, vec![artifact("a", "x", true)]).await, Outcome::Fenced);
+    assert_eq!(world.finish(&paused, 5, vec![status(S::Failed)]).await, Outcome::Fenced);
+    let request = HeartbeatRequest { turns: vec![paused.held(), begun.held()] };
+    let reply = world.calls().heartbeat(Request::new(request)).await.expect("beats").into_inner();
+    assert_eq!(reply.outcomes, [i32::from(Outcome::Fenced), Outcome::Ok.into()]);
+    assert_eq!(world.finish(&begun, 5, vec![artifact("a", "new", false), status(S::Completed)]).await, Outcome::Ok);
+    assert_eq!(world.finish(&paused, 5, vec![status(S::Failed)]).await, Outcome::Fenced);
+    let task = world.get(&sent.id).await;
+    assert_eq!((state(&task), parts(&task.artifacts[0].parts)), (S::Completed, "new".into()));
+    assert_eq!(numbers(&world, &sent.id).await, [1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_finish_before_the_successor_began_counts() {
+    let world = World::new();
+    world.send(Send::new("hi")).await.expect("sends");
+    let slow = world.next().await;
+    let run = world.claim_after("r2", Duration::ZERO).await.expect("taken over");
+    assert_eq!(world.finish(&slow, 3, vec![status(S::Completed)]).await, Outcome::Ok);
+    assert!(world.begin(&run).await.is_none(), "nothing left to do");
+    assert_eq!(world.entries().await, 0);
+}
+
+#[tokio::test]
+async fn a_task_that_kills_its_runner_ends_and_its_neighbours_do_not() {
+    let world = World::new();
+    let sent = world.send(Send::new("poison")).await.expect("sends");
+    let behind = world.send(Send::new("next").queue().context(&sent.context_id)).await.expect("waits");
+    let shard = u16::from_str_radix(&sent.id[34..], 16).expect("an id");
+    for attempt in 1..=3 {
+        let run = world.claim_after(&format!("r{attempt}"), Duration::ZERO).await.expect("an entry");
+        assert_eq!(world.begin(&run).await.expect("a turn").turn.attempt, attempt);
+    }
+    let run = world.claim_after("r4", Duration::ZERO).await.expect("an entry");
+    assert!(world.begin(&run).await.is_none());
+    let task = world.get(&sent.id).await;
+    assert_eq!((state(&task), reason(&task)), (S::Failed, "crashed".into()));
+    let message = task.status.expect("a status").message.expect("a reason");
+    assert!(text(&message).contains("crashed 3 times"), "{message:?}");
+    let limit = ReadLimit { entries: 10, bytes: 1 << 20 };
+    assert_eq!(world.engine.read(shard, DEAD, EntryId::ZERO, limit).await.expect("reads").len(), 1);
+    assert_eq!(world.next().await.turn.task.expect("a task").id, behind.id);
+}
+
+#[tokio::test]
+async fn a_planned_stop_costs_no_attempt() {
+    let world = World::new();
+    world.send(Send::new("hi").policy(|policy| policy.queue_timeout_ms = 1)).await.expect("sends");
+    let run = world.claim("r1").await.expect("an entry");
+    let mut begun = world.begin_with(&run, |begin| begin.max_attempts = 1).await.expect("a turn");
+    for _ in 0..5 {
+        for _ in 0..2 {
+            let request = HandBackRequest { turns: vec![begun.held()] };
+            world.calls().hand_back(Request::new(request)).await.expect("gives back");
+        }
+        assert_eq!(world.record(&begun, 3, vec![artifact("a", "x", false)]).await, Outcome::Fenced);
+        // At once, and though the deadline for the beginning is over.
+        let run = world.claim("r2").await.expect("claimable at once");
+        begun = world.begin_with(&run, |begin| begin.max_attempts = 1).await.expect("a turn");
+        assert_eq!(begun.turn.attempt, 1);
+    }
+    assert_eq!(world.finish(&begun, 3, vec![status(S::Completed)]).await, Outcome::Ok);
+}
+
+#[tokio::test]
+async fn a_turn_that_expired_in_the_queue_is_not_started() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi").policy(|policy| policy.queue_timeout_ms = 1)).await.expect("sends");
+    let patient = world.send(Send::new("next").queue().context(&sent.context_id)).await.expect("waits");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let run = world.claim("r").await.expect("an entry");
+    assert!(world.begin(&run).await.is_none());
+    let task = world.get(&sent.id).await;
+    assert_eq!((state(&task), reason(&task)), (S::Failed, "expired".into()));
+    assert_eq!(world.next().await.turn.task.expect("a task").id, patient.id);
+}
+
+#[tokio::test]
+async fn begin_without_the_entry_is_nothing() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let run = world.claim("r1").await.expect("an entry");
+    let mut thief = run.clone();
+    thief.claim.consumer = "thief".into();
+    assert!(world.begin(&thief).await.is_none());
+    let begun = world.begin(&run).await.expect("the owner's");
+    assert_eq!(begun.turn.attempt, 1);
+    assert_eq!(state(&world.get(&sent.id).await), S::Working);
+}
+
+#[tokio::test]
+async fn an_entry_that_names_no_task_is_dead_once() {
+    let world = World::with(engine(1), 1, &Options::default());
+    let entry = |task_id: String| {
+        let run = rialto_rpc::tasks::RunEntry { schema: 1, agent: AGENT.into(), task_id, ..Default::default() };
+        Op::Append {
+            stream: format!("runs:{AGENT}"),
+            at: rialto_store::At::Next,
+            tag: 0,
+            payload: run.encode_to_vec().into(),
+            into: None,
+        }
+    };
+    let gone = format!("{}00", &unique()[..34]);
+    let ops = vec![entry("junk".into()), entry(gone)];
+    world.engine.commit(Batch { ops, ..Batch::default() }).await.expect("appends");
+    for _ in 0..2 {
+        let run = world.claim("r").await.expect("an entry");
+        assert!(world.begin(&run).await.is_none());
+    }
+    assert_eq!(world.entries().await, 0);
+    world.send(Send::new("hi")).await.expect("sends");
+    world.next().await;
+}
+
+#[tokio::test]
+async fn entries_of_a_newer_version_are_left_alone() {
+    let world = World::new();
+    world.send(Send::new("hi")).await.expect("sends");
+    let run = world.claim("r").await.expect("an entry");
+    let request = rialto_rpc::tasks::BeginRequest {
+        run: Some(rialto_rpc::tasks::RunEntry { schema: 2, ..run.run.clone() }),
+        claim: Some(run.claim.clone()),
+        ..Default::default()
+    };
+    let refused = world.calls().begin(Request::new(request)).await.expect_err("refuses");
+    assert_eq!(error(&refused).kind, rialto_a2a::Kind::Unavailable);
+    assert_eq!(world.entries().await, 1);
+    world.begin(&run).await.expect("whoever understands it may begin");
+}
+
+#[tokio::test]
+async fn turns_whose_entry_is_gone_are_queued_again_once() {
+    let options =
+        Options { due_period: Duration::from_millis(5), sweep_period: Duration::from_millis(20), ..Options::default() };
+    let world = World::with(engine(2), 3, &options);
+    let mut tasks = Vec::new();
+    for _ in 0..20 {
+        tasks.push(world.send(Send::new("hi")).await.expect("sends"));
+    }
+    let mut lost = Vec::new();
+    for _ in 0..5 {
+        lost.push(world.next().await);
+    }
+    for shard in 0..2 {
+        let ops = vec![Op::Drop { stream: format!("runs:{AGENT}") }];
+        world.engine.commit(Batch { shard, ops, ..Batch::default() }).await.expect("drops");
+    }
+    assert_eq!(world.entries().await, 0);
+    world.background();
+    let mut done = std::collections::BTreeSet::new();
+    while done.len() < tasks.len() {
+        match world.claim("r2").await {
+            Some(run) => {
+                if let Some(begun) = world.begin(&run).await {
+                    let outcome = world.finish(&begun, begun.turn.next_event, vec![status(S::Completed)]).await;
+                    assert_eq!(outcome, Outcome::Ok);
+                    assert!(done.insert(run.run.task_id), "once");
+                }
+            }
+            None => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+    for paused in lost {
+        assert_eq!(world.finish(&paused, 3, vec![status(S::Failed)]).await, Outcome::Fenced);
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.entries().await, 0, "nothing is queued that is done");
+    for task in tasks {
+        assert_eq!(state(&world.get(&task.id).await), S::Completed);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_said_and_nothing_is_half_done() {
+    let flaky = Flaky::new(engine(2));
+    let world = World::with(flaky.clone(), 1, &Options::default());
+    flaky.down(true);
+    let refused = world.send(Send::new("hi")).await.expect_err("refuses");
+    assert_eq!(refused.kind, rialto_a2a::Kind::Unavailable);
+    assert!(refused.retry_after.is_some());
+    assert!(!refused.message.contains("told"), "no internal text");
+    flaky.down(false);
+    assert_eq!(world.entries().await, 0);
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.next().await;
+    flaky.full(true);
+    let refused = world.send(Send::new("hi")).await.expect_err("refuses");
+    assert_eq!(refused.kind, rialto_a2a::Kind::Unavailable);
+    assert_eq!(world.finish(&begun, 3, vec![status(S::Completed)]).await, Outcome::Ok, "finishing frees");
+    assert_eq!(state(&world.get(&sent.id).await), S::Completed);
+    assert!(world.list("", Default::default()).await.is_ok());
+}

@@ -1,1 +1,164 @@
-//! x
+//! What is forgotten, and when.
+
+use std::time::Duration;
+
+use rialto_a2a::Kind;
+use rialto_store::{IndexQuery, Order};
+use rialto_task_store::Options;
+
+use crate::world::*;
+
+fn hasty() -> Options {
+    Options {
+        fold_after: Duration::from_millis(30),
+        due_period: Duration::from_millis(5),
+        min_context_idle: Duration::ZERO,
+        ..Options::default()
+    }
+}
+
+async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(15);
+    while !check().await {
+        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_log_is_folded_away_and_the_task_stays() {
+    let world = World::with(engine(2), 2, &hasty());
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.next().await;
+    world.record(&begun, 3, vec![artifact("a", "1", false), artifact("a", "2", true)]).await;
+    let canceled = world.cancel(&sent.id).await.expect("cancels, with an artifact that nobody folded");
+    world.finish(&begun, 5, vec![]).await;
+    let mut slow = world.watch(&sent.id, Some(1)).await.expect("watches");
+    assert_eq!(short(&one(&mut slow).await), "2 WORKING");
+    world.background();
+    eventually("folded", || async { numbers(&world, &sent.id).await.is_empty() }).await;
+    assert_eq!(world.get(&sent.id).await, canceled);
+    for after in [0, 3] {
+        let resumed = world.watch(&sent.id, Some(after)).await.expect("a snapshot instead");
+        assert_eq!(shorts(resumed).await, ["5 task CANCELED"]);
+    }
+    let rest = world.watch(&sent.id, Some(5)).await.expect("nothing is left");
+    assert!(shorts(rest).await.is_empty());
+    // Whoever stalled all the time is shown what became of it.
+    let end = shorts(slow).await;
+    assert_eq!(end.last().map(String::as_str), Some(if end.len() == 1 { "5 task CANCELED" } else { "5 CANCELED" }));
+}
+
+#[tokio::test]
+async fn a_parked_task_goes_on_after_its_log_was_folded() {
+    let world = World::with(engine(2), 1, &hasty());
+    world.background();
+    let sent = world.send(Send::new("1")).await.expect("sends");
+    let begun = world.next().await;
+    world.finish(&begun, 3, vec![artifact("a", "x", false), status(S::InputRequired)]).await;
+    eventually("folded", || async { numbers(&world, &sent.id).await.is_empty() }).await;
+    let mut watched = world.watch(&sent.id, None).await.expect("watches");
+    assert_eq!(short(&one(&mut watched).await), "4 task INPUT_REQUIRED");
+    world.send(Send::to(&sent, "2")).await.expect("accepts");
+    let begun = world.next().await;
+    world.record(&begun, 7, vec![artifact("a", "y", true)]).await;
+    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), "xy");
+    world.finish(&begun, 8, vec![status(S::Completed)]).await;
+    assert_eq!(shorts(watched).await, ["5 SUBMITTED", "6 WORKING", "7 a+=y", "8 COMPLETED"]);
+    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), "xy");
+}
+
+#[tokio::test]
+async fn expiry_empties_the_store() {
+    let world = World::with(engine(2), 3, &hasty());
+    let mut tasks = Vec::new();
+    for n in 0..200 {
+        let policy = |policy: &mut rialto_rpc::tasks::Policy| {
+            policy.task_ttl_ms = 50;
+            policy.hidden = n % 10 == 0;
+        };
+        tasks.push(world.send(Send::new("hi").policy(policy).owner("a")).await.expect("sends").id);
+    }
+    while let Some(run) = world.claim("r").await {
+        let begun = world.begin(&run).await.expect("a turn");
+        let events = vec![artifact("a", "x", false), artifact("b", "y", false), status(S::Completed)];
+        world.finish(&begun, 3, events).await;
+    }
+    world.background();
+    let rows = |index: &'static str| {
+        let world = &world;
+        async move {
+            let mut rows = 0;
+            for shard in 0..2 {
+                let query = IndexQuery {
+                    index: index.into(),
+                    order: Order::Ascending,
+                    after: None,
+                    min: None,
+                    max: None,
+                    limit: 1000,
+                };
+                rows += world.engine.index(shard, &query).await.expect("reads").len();
+            }
+            rows
+        }
+    };
+    eventually("empty", || async { rows("due").await == 0 }).await;
+    assert_eq!(rows("active").await, 0);
+    assert_eq!(world.list("a", Default::default()).await.expect("lists").total_size, 0);
+    for id in tasks {
+        assert_eq!(kind(world.get_as("a", &id, None).await), Kind::TaskNotFound);
+        let shard = u16::from_str_radix(&id[34..], 16).expect("an id");
+        let keys = [format!("t:{id}"), format!("a:{id}:0"), format!("a:{id}:1")];
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        assert!(world.engine.get(shard, &keys).await.expect("reads").iter().all(Option::is_none));
+        for stream in [format!("log:{id}"), format!("h:{id}"), format!("j:{id}")] {
+            assert!(world.engine.read_last(shard, &stream, 1).await.expect("reads").is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_that_nobody_goes_on_with_is_forgotten_with_its_questions() {
+    let world = World::with(engine(2), 2, &hasty());
+    let idle = |send: Send| send.policy(|policy| policy.context_idle_ms = 60);
+    let sent = world.send(idle(Send::new("secret"))).await.expect("sends");
+    let stream = world.watch(&sent.id, None).await.expect("watches");
+    world.run_to(S::InputRequired).await;
+    let other = world.send(Send::new("mine")).await.expect("sends");
+    world.run_to(S::InputRequired).await;
+    world.background();
+    assert!(shorts(stream).await.last().expect("an end").ends_with("FAILED"));
+    let task = world.get(&sent.id).await;
+    assert_eq!((state(&task), reason(&task)), (S::Failed, "context-expired".into()));
+    assert_eq!(state(&world.get(&other.id).await), S::InputRequired, "this one waits for ever");
+    let due = |world: &World| {
+        let engine = std::sync::Arc::clone(&world.engine);
+        async move {
+            let mut found = 0;
+            for shard in 0..2 {
+                let query = IndexQuery {
+                    index: "due".into(),
+                    order: Order::Ascending,
+                    after: None,
+                    min: None,
+                    max: None,
+                    limit: 1000,
+                };
+                let rows = engine.index(shard, &query).await.expect("reads");
+                found += rows.iter().filter(|(_, member)| member.starts_with("c:")).count();
+            }
+            found
+        }
+    };
+    eventually("forgotten", || async { due(&world).await == 0 }).await;
+    world.send(idle(Send::new("again")).context(&sent.context_id)).await.expect("a new conversation");
+    let run = world.claim("r").await.expect("an entry");
+    let begun = world
+        .begin_with(&run, |begin| {
+            begin.window_messages = 10;
+            begin.window_bytes = 1000;
+        })
+        .await;
+    assert!(begun.expect("a turn").turn.conversation.is_empty(), "it remembers nothing");
+}

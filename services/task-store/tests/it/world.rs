@@ -88,6 +88,10 @@ impl World {
         }
     }
 
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
+    }
+
     pub(crate) fn calls(&self) -> &TaskStore {
         &self.replicas[0]
     }
@@ -125,6 +129,11 @@ impl World {
 
     pub(crate) async fn get(&self, id: &str) -> Task {
         self.get_as("", id, None).await.expect("the task")
+    }
+
+    /// The task, if it is there by now.
+    pub(crate) async fn calls_get(&self, id: &str) -> Option<Task> {
+        self.get_as("", id, None).await.ok()
     }
 
     pub(crate) async fn get_as(&self, owner: &str, id: &str, history_length: Option<i32>) -> Result<Task, Error> {
@@ -193,6 +202,20 @@ impl World {
         let replica = self.replicas.last().expect("a replica");
         let turn = replica.begin(Request::new(request)).await.expect("begins").into_inner().turn?;
         Some(Begun { run: run.clone(), turn })
+    }
+
+    /// Claims and begins the next turn at this replica.
+    pub(crate) async fn begin_at(&self, replica: usize) -> Begun {
+        let run = self.claim("r1").await.expect("a run entry");
+        let request = BeginRequest {
+            run: Some(run.run.clone()),
+            claim: Some(run.claim.clone()),
+            max_attempts: 3,
+            commit_id: id_bytes().to_vec().into(),
+            ..BeginRequest::default()
+        };
+        let reply = self.replicas[replica].begin(Request::new(request)).await.expect("begins").into_inner();
+        Begun { run, turn: reply.turn.expect("a turn") }
     }
 
     /// Claims and begins the next turn.
