@@ -3,6 +3,8 @@
 //! `cargo bench -p rialto-store` prints one line per engine and number of callers. `BENCH_SECONDS` is the time for
 //! each, `BENCH_ONLY="durable 64"` picks one.
 
+#![expect(clippy::disallowed_methods, reason = "this is a program of its own, and it measures")]
+
 use std::{
     sync::{
         Arc,

@@ -2,8 +2,10 @@
 
 use std::{
     sync::{Mutex, PoisonError},
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
+
+use tokio::time::Instant;
 
 use crate::Millis;
 
@@ -42,6 +44,7 @@ fn advance((micros, at): (i64, Instant), wall: i64, now: Instant) -> (i64, Insta
     if elapsed < 2 { (micros, at) } else { (micros.saturating_add(elapsed / 2), now) }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the wall clock")]
 fn wall() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)

@@ -208,6 +208,7 @@ impl SqliteEngine {
     ///
     /// # Errors
     /// See [`OpenError`]; each one says what to do.
+    #[expect(clippy::needless_pass_by_value, reason = "callers are done with it, and it may keep parts one day")]
     pub fn open(config: SqliteConfig) -> Result<Arc<Self>, OpenError> {
         if config.shards == 0 {
             return Err(OpenError::NoShards);

@@ -4,10 +4,11 @@ use std::{
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rusqlite::Connection;
+use tokio::time::Instant;
 
 use super::schema::PAGE;
 
@@ -41,20 +42,15 @@ impl Space {
     }
 
     /// Whether a batch that takes room is refused without trying.
-    pub(super) fn is_full(&mut self) -> bool {
-        match self.full_until {
-            Some(until) if Instant::now() < until => true,
-            Some(_) => {
-                // Others may try when the reserve is there again.
-                if self.refill() {
-                    self.full_until = None;
-                } else {
-                    self.full_until = Some(Instant::now() + PAUSE);
-                }
-                self.full_until.is_some()
-            }
-            None => false,
+    pub(super) fn is_full(&mut self, conn: &Connection) -> bool {
+        let Some(until) = self.full_until else { return false };
+        let now = Instant::now();
+        if now < until {
+            return true;
         }
+        // Others may try when the reserve is there again, or enough is free inside the database.
+        self.full_until = if self.refill() || has_free_pages(conn) { None } else { Some(now + PAUSE) };
+        self.full_until.is_some()
     }
 
     /// There was no room.
@@ -96,6 +92,11 @@ impl Space {
         }
         !self.spent
     }
+}
+
+fn has_free_pages(conn: &Connection) -> bool {
+    let free = conn.pragma_query_value(None, "freelist_count", |row| row.get::<_, i64>(0));
+    free.is_ok_and(|free| free.unsigned_abs() * PAGE >= 2 * RESERVE)
 }
 
 fn write_reserve(path: &Path) -> io::Result<()> {

@@ -171,7 +171,8 @@ impl<D: Data> Transaction<D> {
     /// Finds operations that could not be applied when their turn comes, before the first one is.
     fn fault(&mut self, batch: &Batch, now: Millis) -> data::Result<Option<String>> {
         let shard = batch.shard;
-        let (mut tails, mut records): (Vec<(&str, EntryId)>, Vec<(&str, bool)>) = (Vec::new(), Vec::new());
+        let mut tails: Vec<(&str, EntryId)> = Vec::new();
+        let mut records: Vec<(&str, bool)> = Vec::new();
         for op in &batch.ops {
             match op {
                 Op::Put { key, .. } => records.push((key, true)),

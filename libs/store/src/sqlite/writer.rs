@@ -80,7 +80,7 @@ impl<'c> Writer<'c> {
 
     /// All jobs in one transaction. If that fails, each one in its own: who is at fault fails alone.
     fn group(&mut self, jobs: &mut Vec<Job>) {
-        let full = self.space.is_full();
+        let full = self.space.is_full(self.conn);
         let together = self.transact(|transaction| {
             jobs.iter().map(|job| attempt(transaction, job, full)).collect::<Result<Vec<_>, _>>()
         });
@@ -112,7 +112,7 @@ impl<'c> Writer<'c> {
     }
 
     fn commit_alone(&mut self, batch: &Batch) -> Result<Committed> {
-        if !batch.releasing && self.space.is_full() {
+        if !batch.releasing && self.space.is_full(self.conn) {
             return Err(Error::Full);
         }
         let mut result = self.transact(|transaction| commit(transaction, batch));

@@ -3,7 +3,8 @@
 //! `contract_tests!(factory)` in a test makes one test per case. The factory is an `async fn` without arguments
 //! that gives an empty engine of its own, and something that is dropped when the case is over.
 
-#![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "these are tests; a panic is how they fail")]
+#![expect(clippy::unwrap_used, reason = "these are tests; a panic is how they fail")]
+#![expect(clippy::disallowed_methods, reason = "cases wait for the tasks that they spawn")]
 
 pub mod delayed;
 pub mod draft;

@@ -345,6 +345,7 @@ async fn one(engine: Arc<dyn Engine>, handler: Arc<impl Handler>, work: Work, nu
         Err(panic) => after_panic(&held, text_of(&*panic), &stopping).await,
     };
     tokio::select! {
+        biased;
         // Whatever we would write is refused anyway.
         () = lost.cancelled() => {}
         () = settle(&*engine, &held, &outcome) => {}
@@ -407,6 +408,9 @@ async fn settle(engine: &dyn Engine, held: &Held, outcome: &Outcome) {
     }
 }
 
+/// One heartbeat under way.
+type Beat = BoxFuture<'static, Result<Vec<(Number, Verdict)>>>;
+
 /// Signs of life, at regular times while something is held.
 struct Beating<H> {
     engine: Arc<dyn Engine>,
@@ -414,7 +418,7 @@ struct Beating<H> {
     every: Duration,
     lease: Duration,
     at: Option<Instant>,
-    current: Option<BoxFuture<'static, Result<Vec<(Number, Verdict)>>>>,
+    current: Option<Beat>,
     backoff: Backoff,
     trouble: Trouble,
 }
@@ -470,7 +474,7 @@ impl<H: Handler> Beating<H> {
         self.at = None;
     }
 
-    fn beat(&self, numbers: Vec<Number>, held: Vec<Held>) -> BoxFuture<'static, Result<Vec<(Number, Verdict)>>> {
+    fn beat(&self, numbers: Vec<Number>, held: Vec<Held>) -> Beat {
         let (engine, handler) = (Arc::clone(&self.engine), Arc::clone(&self.handler));
         let until = Instant::now() + self.lease;
         async move {
