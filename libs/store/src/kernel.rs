@@ -155,7 +155,8 @@ pub enum Check {
         /// Who claimed it.
         consumer: String,
     },
-    /// The newest entry of the stream is this one ([`EntryId::ZERO`] = the stream is empty).
+    /// The newest entry of the stream is this one ([`EntryId::ZERO`] = it never had one, or was dropped). Removing
+    /// an entry does not change this: its number stays used.
     Tail {
         /// The stream.
         stream: String,
@@ -256,6 +257,7 @@ pub enum Op {
         id: String,
     },
     /// Acknowledges a claimed entry and deletes it. No error when it is gone: check [`Check::Pending`] for that.
+    /// Nothing happens to an entry that was not handed out.
     Ack {
         /// The work stream.
         stream: String,
@@ -271,6 +273,7 @@ pub enum Op {
         id: EntryId,
     },
     /// Moves a claimed entry to the stream `dead` of the shard, as a [`DeadEntry`](crate::worker::DeadEntry).
+    /// Nothing happens when it is gone or was not handed out.
     Bury {
         /// The work stream.
         stream: String,
@@ -370,7 +373,7 @@ pub struct Claimed {
     pub stream: String,
     /// The entry itself.
     pub entry: Entry,
-    /// How often it was handed out, this time included.
+    /// How often it was handed out, this time included, and those after which it was handed back.
     pub deliveries: u32,
 }
 
@@ -451,7 +454,8 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Counts the members of an index with a score ≥ `min`. Without `min` it costs the same for any size.
     async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64>;
 
-    /// Waits for work and takes it. Cancel-safe: what was taken and not returned comes back after its lease.
+    /// Waits for work and takes it. Cancel-safe: what was taken and not returned comes back after its lease, or
+    /// sooner when the engine can tell.
     async fn claim(&self, claim: &Claim) -> Result<Vec<Claimed>>;
 
     /// Shows a sign of life for claimed entries; says for each whether it is still owned.

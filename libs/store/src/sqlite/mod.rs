@@ -26,7 +26,10 @@ use std::{
 };
 
 use rusqlite::{Connection, ErrorCode};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{Semaphore, mpsc, oneshot},
+};
 
 use self::{
     data::Look,
@@ -277,6 +280,14 @@ impl File {
     }
 }
 
+/// Runs something long here, while the other tasks of this thread go elsewhere, if they can.
+fn off_the_runtime<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
 fn stopped() -> Error {
     Error::Unavailable("the store has stopped".to_owned())
 }
@@ -329,7 +340,12 @@ impl Engine for SqliteEngine {
     }
 
     async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64> {
-        self.looking(|look| look.index_count(shard, index, min)).await
+        // With a bound it walks over what it counts: too long for a thread that others wait for.
+        self.looking(|look| match min {
+            None => look.index_count(shard, index, None),
+            Some(_) => off_the_runtime(|| look.index_count(shard, index, min)),
+        })
+        .await
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Vec<Claimed>> {
