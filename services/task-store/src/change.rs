@@ -192,6 +192,9 @@ pub(crate) enum Fault {
     /// They make the task larger than it may be.
     #[error("the task would be larger than {0} bytes")]
     TooLarge(u64),
+    /// One turn says more than a log may hold.
+    #[error("the events of one turn would take more than {0} bytes")]
+    TooLong(u64),
 }
 
 impl From<Refusal> for Fault {
@@ -202,6 +205,9 @@ impl From<Refusal> for Fault {
 
 /// Artifacts that one task may have: the head lists them.
 const MAX_ARTIFACTS: usize = 1000;
+
+/// Bytes of events that one turn may write.
+const MAX_TURN_LOG: u64 = 64 << 20;
 
 /// A task that is being changed.
 #[derive(Debug)]
@@ -235,6 +241,9 @@ impl Draft {
         let bytes: Bytes = event.encode_to_vec().into();
         if tag == tag::ARTIFACT {
             self.head.unfolded_bytes += bytes.len() as u64;
+        }
+        if let Some(turn) = &mut self.head.turn {
+            turn.log_bytes += bytes.len() as u64;
         }
         self.events.push(Entry { id: EntryId::number(self.head.last_event), tag, payload: bytes });
         event.payload
@@ -337,12 +346,14 @@ impl Draft {
         message
     }
 
-    /// Whether the task is within its size.
+    /// Whether the task is within its size, and its log as well: an agent that only ever replaces things could
+    /// write for ever.
     pub(crate) fn fits(&self) -> Result<(), Fault> {
-        let journal = self.head.turn.as_ref().map_or(0, |turn| turn.journal_bytes);
-        match self.head.bytes() + journal <= self.head.max_bytes {
-            true => Ok(()),
-            false => Err(Fault::TooLarge(self.head.max_bytes)),
+        let (journal, log) = self.head.turn.as_ref().map_or((0, 0), |turn| (turn.journal_bytes, turn.log_bytes));
+        match (self.head.bytes() + journal, log) {
+            (bytes, _) if bytes > self.head.max_bytes => Err(Fault::TooLarge(self.head.max_bytes)),
+            (_, log) if log > MAX_TURN_LOG => Err(Fault::TooLong(MAX_TURN_LOG)),
+            _ => Ok(()),
         }
     }
 

@@ -2,7 +2,11 @@
 
 use aws_lc_rs::{hmac, rand};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use futures::future::{try_join, try_join_all};
+use futures::{
+    StreamExt as _,
+    future::{try_join, try_join_all},
+    stream,
+};
 use prost::Message as _;
 use rialto_a2a::{
     Error,
@@ -17,6 +21,7 @@ use crate::{
     keys::{self, ScopeKey, TaskId},
     read::Shape,
     store::{Store, failed},
+    stored::Head,
 };
 
 /// Tasks of a page when the caller does not say (spec §3.1.4).
@@ -27,6 +32,9 @@ const MAX_PAGE: i32 = 100;
 
 /// Bytes after which a page ends early: a page of large tasks must still be deliverable.
 const PAGE_BYTES: usize = 4 << 20;
+
+/// Tasks that are read at the same time.
+const AT_ONCE: usize = 8;
 
 /// Bytes of the seal that a token carries.
 const SEAL: usize = 16;
@@ -222,13 +230,22 @@ async fn tasks(store: &Store, filter: &Filter<'_>, shape: Shape, rows: &[Cursor]
             heads[*n] = head;
         }
     }
+    let fits =
+        |head: &Head| head.visible_to(filter.scope) && filter.state.is_none_or(|state| head.state() as i32 == state);
+    let mut wholes = Vec::with_capacity(rows.len());
+    for ((_, task), held) in rows.iter().zip(heads) {
+        let (task, held) = (*task, held.filter(|held| fits(&held.value)));
+        wholes.push(async move {
+            match held {
+                Some(held) => store.task_from(task, Some(held), shape).await,
+                None => Ok(None),
+            }
+        });
+    }
+    let mut wholes = stream::iter(wholes).buffered(AT_ONCE).enumerate();
     let (mut tasks, mut bytes) = (Vec::with_capacity(rows.len()), 0);
-    for (n, ((_, task), held)) in rows.iter().zip(heads).enumerate() {
-        let fits = |head: &crate::stored::Head| {
-            head.visible_to(filter.scope) && filter.state.is_none_or(|state| head.state() as i32 == state)
-        };
-        let Some(held) = held.filter(|held| fits(&held.value)) else { continue };
-        let Some((_, whole)) = store.task_from(*task, Some(held), shape).await? else { continue };
+    while let Some((n, whole)) = wholes.next().await {
+        let Some((_, whole)) = whole? else { continue };
         bytes += whole.encoded_len();
         if bytes > PAGE_BYTES && !tasks.is_empty() {
             return Ok((tasks, n));

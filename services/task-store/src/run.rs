@@ -115,6 +115,8 @@ impl Begin<'_> {
         turn.begin_commit = self.commit.to_vec().into();
         let reply = Begun::Run(Box::new(draft.head.clone()));
         let mut change = Change::of(draft);
+        // When the store is full, the way out is that work gets done.
+        change.releasing = true;
         change.checks.push(self.claim.pending());
         Ok(Decision::Commit(Box::new(change), reply))
     }
@@ -276,7 +278,9 @@ impl Write<'_> {
         let mut change = Change::of(Draft::edit(state.task, held, now));
         let (reason, text) = match fault {
             Fault::Invalid(_) => ("invalid-agent-response", format!("The agent gave an invalid response: {fault}")),
-            Fault::TooLarge(_) => ("too-large", format!("The agent's answer is too large: {fault}")),
+            Fault::TooLarge(_) | Fault::TooLong(_) => {
+                ("too-large", format!("The agent's answer is too large: {fault}"))
+            }
         };
         let text: Cow<'_, str> = match text.char_indices().nth(MAX_TEXT) {
             Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),

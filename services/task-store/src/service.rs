@@ -227,8 +227,10 @@ impl Inner {
                 return Err(Error::invalid("lastEventId", "is higher than the number of any event of the task"));
             }
             Some(after) if after + 1 >= head.first_event => {
+                // Whoever has seen the end of the turn, and then lost the stream, has seen everything.
+                let turn_over = until == Until::Turn && head.state() == TaskState::InputRequired;
                 follow.cursor = after;
-                follow.over &= after == head.last_event;
+                follow.over = after == head.last_event && (follow.over || turn_over);
             }
             None | Some(_) => {
                 let shape = follow.shape;

@@ -28,6 +28,9 @@ const TRIES: usize = 64;
 /// minute after its last use, so what is younger than this cannot be mistaken for its successor.
 const CONTEXT_AGE: Duration = Duration::from_secs(20);
 
+/// A task that has ended is read from the cache; that it was deleted shows after this at the latest.
+const HEAD_AGE: Duration = Duration::from_secs(60);
+
 /// Log entries that one read returns.
 const BATCH: ReadLimit = ReadLimit { entries: 512, bytes: 1 << 20 };
 
@@ -78,7 +81,7 @@ impl Store {
         let shards = engine.shards();
         Self {
             engine,
-            heads: Cache::new(cached, None),
+            heads: Cache::new(cached, Some(HEAD_AGE)),
             contexts: Cache::new(cached, Some(CONTEXT_AGE)),
             tails: Tails::new(shards),
         }

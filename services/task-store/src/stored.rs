@@ -113,11 +113,12 @@ impl Head {
         self.is_over(turn) && event >= first
     }
 
-    /// Bytes of history, artifacts and metadata.
+    /// Bytes of history, artifacts, metadata and status.
     pub(crate) fn bytes(&self) -> u64 {
         let artifacts: u64 = self.artifacts.iter().map(|artifact| artifact.bytes).sum();
         let metadata = self.metadata.as_ref().map_or(0, prost::Message::encoded_len);
-        self.history_bytes + artifacts + metadata as u64
+        let status = self.status.as_ref().map_or(0, prost::Message::encoded_len);
+        self.history_bytes + artifacts + (metadata + status) as u64
     }
 
     /// The rows of the indexes that this task is in.

@@ -39,10 +39,10 @@ use crate::{
 const RECHECK: Duration = Duration::from_secs(5);
 
 /// Events that a tail holds.
-const RING: usize = 256;
+const RING: usize = 128;
 
 /// Bytes that a tail holds, one event apart.
-const RING_BYTES: usize = 256 << 10;
+const RING_BYTES: usize = 64 << 10;
 
 /// What a follower that has fallen behind reads at once.
 const CATCH_UP: ReadLimit = ReadLimit { entries: 64, bytes: 64 << 10 };

@@ -207,10 +207,13 @@ async fn a_store_that_is_away_is_said_and_nothing_is_half_done() {
     assert_eq!(world.entries().await, 0);
     let sent = world.send(Send::new("hi")).await.expect("sends");
     let begun = world.next().await;
+    let queued = world.send(Send::new("hi")).await.expect("sends");
     flaky.full(true);
     let refused = world.send(Send::new("hi")).await.expect_err("refuses");
     assert_eq!(refused.kind, rialto_a2a::Kind::Unavailable);
     assert_eq!(world.finish(&begun, 3, vec![status(S::Completed)]).await, Outcome::Ok, "finishing frees");
     assert_eq!(state(&world.get(&sent.id).await), S::Completed);
+    world.run_to(S::Completed).await;
+    assert_eq!(state(&world.get(&queued.id).await), S::Completed, "what was accepted gets done");
     assert!(world.list("", Default::default()).await.is_ok());
 }

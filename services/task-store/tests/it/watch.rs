@@ -56,6 +56,17 @@ async fn a_subscription_outlives_a_question_and_a_stream_does_not() {
 }
 
 #[tokio::test]
+async fn a_stream_that_was_lost_right_after_its_end_is_not_waited_for() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    world.run_to(S::InputRequired).await;
+    let rest = world.watch_at(0, &sent.id, Some(2), Follow::Turn).await.expect("watches");
+    assert_eq!(shorts(rest).await, ["3 INPUT_REQUIRED"]);
+    let rest = world.watch_at(0, &sent.id, Some(3), Follow::Turn).await.expect("watches");
+    assert!(shorts(rest).await.is_empty());
+}
+
+#[tokio::test]
 async fn a_stream_stays_open_while_a_credential_is_awaited() {
     let world = World::new();
     let mut stream = world.updates(Send::new("hi").follow(Follow::Turn)).await.expect("sends");

@@ -155,6 +155,25 @@ async fn replacing_an_artifact_makes_room() {
 }
 
 #[tokio::test]
+async fn an_agent_that_says_the_same_for_ever_is_stopped() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.next().await;
+    let mut outcome = Outcome::Ok;
+    for n in 0..20 {
+        assert_eq!(outcome, Outcome::Ok);
+        outcome = world.record(&begun, 3 + n, vec![artifact("a", &"x".repeat(4 << 20), false)]).await;
+        if outcome == Outcome::Fenced {
+            break;
+        }
+    }
+    assert_eq!(outcome, Outcome::Fenced);
+    let task = world.get(&sent.id).await;
+    assert_eq!((state(&task), reason(&task)), (S::Failed, "too-large".into()));
+    assert_eq!(parts(&task.artifacts[0].parts).len(), 4 << 20);
+}
+
+#[tokio::test]
 async fn every_status_has_a_time_that_never_goes_back() {
     let world = World::new();
     let mut last = None;
