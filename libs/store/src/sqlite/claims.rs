@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     Delivered, SqliteEngine, Store,
     data::{self, Look},
-    groups::{Cell, Due, Group, lock},
+    groups::{BUSY, Cell, Due, Group, lock},
     writer::Job,
 };
 use crate::{Claim, Claimed, Depth, EntryId, Error, Result, Shard};
@@ -187,7 +187,8 @@ impl SqliteEngine {
 
     /// When something may change without anybody saying so.
     fn next_look(&self, sources: &[Source], claim: &Claim, now: Instant) -> Instant {
-        let mut until = now + NAP;
+        // What others take while this one sleeps is theirs for a lease at least.
+        let mut until = now + claim.lease.clamp(BUSY, NAP);
         for source in sources {
             let group = source.cell.lock();
             if let Some(expiry) = group.next_expiry(&claim.consumer, claim.lease, now) {

@@ -14,7 +14,7 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{Entry, EntryId, Millis, Shard};
 
 /// How soon to look again at an entry whose lease ended while a commit was touching it.
-const BUSY: Duration = Duration::from_millis(10);
+pub(super) const BUSY: Duration = Duration::from_millis(10);
 
 /// New entries kept at hand for the next claim; beyond that they are read when wanted.
 const READY: usize = 256;

@@ -68,6 +68,7 @@ macro_rules! contract_cases {
             work::handed_back_entries_come_first_and_at_once,
             work::handing_back_wakes_a_waiting_claim,
             work::abandoned_entries_are_taken_over,
+            work::what_is_abandoned_during_a_wait_is_taken_over,
             work::a_heartbeat_keeps_an_entry,
             work::own_entries_are_not_taken_over,
             work::buried_entries_tell_their_story,

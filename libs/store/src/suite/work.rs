@@ -214,6 +214,25 @@ pub async fn abandoned_entries_are_taken_over(engine: Arc<dyn Engine>) {
     assert_eq!(home.record("r").await.unwrap().bytes, "b");
 }
 
+/// Also when it was taken after the wait began: a wait is much longer than a lease.
+pub async fn what_is_abandoned_during_a_wait_is_taken_over(engine: Arc<dyn Engine>) {
+    let home = Home::new(engine);
+    let claim = Claim { lease: SHORT, wait: Duration::from_secs(25), ..home.claim("s", "b", 1) };
+    let waiting = tokio::spawn({
+        let (engine, claim) = (Arc::clone(&home.engine), claim.clone());
+        async move { engine.claim(&claim).await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    // Two claims, one entry: one of them takes it, and shows no sign of life any more.
+    home.give("s", &["1"]).await;
+    let rival = Claim { consumer: "a".to_owned(), wait: Duration::from_secs(5), ..claim };
+    let start = Instant::now();
+    let taken = home.engine.claim(&rival).await.unwrap();
+    assert_eq!(taken.len(), 1);
+    assert_eq!(waiting.await.unwrap()[0].entry.id, taken[0].entry.id);
+    assert!(start.elapsed() < Duration::from_secs(4), "taken over after {:?}", start.elapsed());
+}
+
 /// As often as it is needed.
 pub async fn a_heartbeat_keeps_an_entry(engine: Arc<dyn Engine>) {
     let home = Home::new(engine);
