@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 /// One of the parts that keys are spread over. All keys of a [`Batch`] live in one shard.
 pub type Shard = u16;
@@ -401,19 +401,42 @@ pub struct Notice {
 #[derive(Debug)]
 pub struct Notices {
     receiver: broadcast::Receiver<Notice>,
+    /// Changes when notices of any topic may have been lost on their way to this process.
+    losses: Option<watch::Receiver<u64>>,
 }
 
 impl Notices {
     /// Wraps the receiving half that an engine's hub hands out.
     #[must_use]
     pub const fn new(receiver: broadcast::Receiver<Notice>) -> Self {
-        Self { receiver }
+        Self { receiver, losses: None }
+    }
+
+    /// Also says "look again" whenever `losses` changes: for engines whose notices come from elsewhere.
+    #[must_use]
+    pub fn with_losses(self, losses: watch::Receiver<u64>) -> Self {
+        Self { losses: Some(losses), ..self }
     }
 
     /// The next notice; `None` means that some may have been lost: look again. Cancel-safe. Never ends while
     /// the engine lives; after that it is pending for ever.
     pub async fn recv(&mut self) -> Option<Notice> {
-        match self.receiver.recv().await {
+        let lost = async {
+            // Without a sender there is no engine any more, and nothing to be told.
+            let told = match &mut self.losses {
+                Some(losses) => losses.changed().await.is_ok(),
+                None => false,
+            };
+            if !told {
+                std::future::pending().await
+            }
+        };
+        let received = tokio::select! {
+            biased;
+            () = lost => return None,
+            received = self.receiver.recv() => received,
+        };
+        match received {
             Ok(notice) => Some(notice),
             Err(broadcast::error::RecvError::Lagged(_)) => None,
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
