@@ -8,6 +8,7 @@ mod clock;
 pub mod kernel;
 mod limit;
 mod notices;
+pub mod redis;
 pub mod sqlite;
 #[cfg(feature = "suite")]
 pub mod suite;

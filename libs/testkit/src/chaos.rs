@@ -4,7 +4,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -39,8 +39,12 @@ pub struct ChaosProxy {
     address: SocketAddr,
     weather: watch::Sender<Weather>,
     accepted: Arc<AtomicUsize>,
+    /// Ends the connections that there are.
+    lifeline: Lifeline,
     stop: CancellationToken,
 }
+
+type Lifeline = Arc<Mutex<CancellationToken>>;
 
 impl ChaosProxy {
     /// Starts to forward to `target`.
@@ -52,10 +56,12 @@ impl ChaosProxy {
         let address = listener.local_addr()?;
         let (weather, watching) = watch::channel(Weather::Fine);
         let accepted = Arc::new(AtomicUsize::new(0));
+        let lifeline = Lifeline::default();
         let stop = CancellationToken::new();
-        let accepting = accept(listener, target, watching, accepted.clone());
-        tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
-        Ok(Self { address, weather, accepted, stop })
+        let tasks = TaskTracker::new();
+        let accepting = accept(listener, target, watching, accepted.clone(), lifeline.clone(), tasks.clone());
+        tasks.spawn(stop.clone().run_until_cancelled_owned(accepting));
+        Ok(Self { address, weather, accepted, lifeline, stop })
     }
 
     /// Where clients connect.
@@ -73,6 +79,8 @@ impl ChaosProxy {
     /// Closes all connections, and new ones at once, until mended.
     pub fn cut(&self) {
         self.weather.send_replace(Weather::Cut);
+        // Whoever is slow to look at the weather must not miss it.
+        std::mem::take(&mut *self.lifeline.lock().unwrap_or_else(PoisonError::into_inner)).cancel();
     }
 
     /// Fine weather again. Connections that were closed stay closed.
@@ -106,6 +114,7 @@ impl ChaosProxy {
 impl Drop for ChaosProxy {
     fn drop(&mut self) {
         self.stop.cancel();
+        self.cut();
     }
 }
 
@@ -114,22 +123,28 @@ async fn accept(
     target: SocketAddr,
     weather: watch::Receiver<Weather>,
     accepted: Arc<AtomicUsize>,
+    lifeline: Lifeline,
+    tasks: TaskTracker,
 ) {
-    // Dropped with this future, and the forwarding tasks with it.
-    let stop = CancellationToken::new();
-    let _guard = stop.clone().drop_guard();
-    let tracker = TaskTracker::new();
     loop {
         let Ok((client, _)) = listener.accept().await else { continue };
         accepted.fetch_add(1, Ordering::Relaxed);
-        if *weather.borrow() == Weather::Cut {
-            continue;
+        let lifeline = lifeline.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if *weather.borrow() != Weather::Cut {
+            let forwarding = forward(client, target, weather.clone());
+            tasks.spawn(async move {
+                tokio::select! {
+                    // First of all: not a byte more when the line is cut.
+                    biased;
+                    () = lifeline.cancelled() => {}
+                    () = forwarding => {}
+                }
+            });
         }
-        tracker.spawn(stop.clone().run_until_cancelled_owned(forward(client, target, weather.clone())));
     }
 }
 
-async fn forward(client: TcpStream, target: SocketAddr, mut weather: watch::Receiver<Weather>) {
+async fn forward(client: TcpStream, target: SocketAddr, weather: watch::Receiver<Weather>) {
     let Ok(server) = TcpStream::connect(target).await else { return };
     if client.set_nodelay(true).and_then(|()| server.set_nodelay(true)).is_err() {
         return;
@@ -137,13 +152,8 @@ async fn forward(client: TcpStream, target: SocketAddr, mut weather: watch::Rece
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let there = pump(from_client, to_server, weather.clone(), false);
-    let back = pump(from_server, to_client, weather.clone(), true);
-    let both = futures::future::join(there, back);
-    tokio::select! {
-        _ = both => {}
-        // Also interrupts a write that the other side does not take.
-        _ = weather.wait_for(|weather| *weather == Weather::Cut) => {}
-    }
+    let back = pump(from_server, to_client, weather, true);
+    futures::future::join(there, back).await;
 }
 
 async fn pump(
@@ -153,33 +163,35 @@ async fn pump(
     towards_client: bool,
 ) {
     let mut chunk = vec![0; 16 * 1024];
+    // Bytes of the chunk that are on their way.
+    let mut held = 0;
     loop {
         let current = *weather.borrow_and_update();
         match current {
-            Weather::HalfClosed if towards_client => {
-                if to.shutdown().await.is_err() {
-                    return;
-                }
-                // For good: a stream that ended cannot be continued.
-                std::future::pending().await
-            }
+            // For good: a stream that ended cannot be continued.
+            Weather::HalfClosed if towards_client => return drop(to.shutdown().await),
             Weather::Stalled => {}
             Weather::Mute if towards_client => {}
+            _ if held > 0 => {
+                if let Weather::Slow(delay) = current {
+                    tokio::time::sleep(delay).await;
+                }
+                if to.write_all(&chunk[..held]).await.is_err() {
+                    return;
+                }
+                held = 0;
+                continue;
+            }
             _ => {
                 let read = tokio::select! {
                     read = from.read(&mut chunk) => read,
                     changed = weather.changed() => if changed.is_err() { return } else { continue },
                 };
-                let Ok(size @ 1..) = read else {
+                match read {
+                    // The weather may have changed meanwhile: looked at again before it goes on.
+                    Ok(size @ 1..) => held = size,
                     // The other direction ends by itself, or goes on.
-                    return drop(to.shutdown().await);
-                };
-                if let Weather::Slow(delay) = current {
-                    tokio::time::sleep(delay).await;
-                }
-                // The weather may have changed while this chunk was on its way.
-                if to.write_all(&chunk[..size]).await.is_err() {
-                    return;
+                    Ok(0) | Err(_) => return drop(to.shutdown().await),
                 }
                 continue;
             }
@@ -191,6 +203,7 @@ async fn pump(
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the echo server ends with its runtime")]
 mod tests {
     use super::*;
 
@@ -233,7 +246,7 @@ mod tests {
         assert_eq!(&back, b"late");
 
         proxy.slow(Duration::from_millis(30));
-        let start = std::time::Instant::now();
+        let start = tokio::time::Instant::now();
         echo(&mut stream, b"slow").await.unwrap();
         assert!(start.elapsed() >= Duration::from_millis(60));
 

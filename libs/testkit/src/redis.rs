@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::UnixStream,
+    time::Instant,
 };
 
 /// How long a server or a group of servers may take to become ready.
@@ -129,9 +130,10 @@ impl Options {
     #[must_use]
     pub fn user(self, user: &str, password: &str, rules: &str) -> Self {
         // The test kit itself keeps a way in.
-        let admin = format!("{ADMIN} on >{ADMIN_PASSWORD} ~* &* +@all");
-        let mut options = self.args(["--user", &format!("{user} on >{password} {rules}"), "--user", &admin]);
-        options = options.args(["--user", "default off"]);
+        let user = format!("--user {user} on >{password} {rules}");
+        let admin = format!("--user {ADMIN} on >{ADMIN_PASSWORD} ~* &* +@all");
+        let words = [&user, &admin, "--user default off"].join(" ");
+        let mut options = self.args(words.split(' '));
         options.password = Some(ADMIN_PASSWORD.to_owned());
         options
     }

@@ -6,8 +6,8 @@
 --
 -- Errors start with a code word: CONFLICT <check> <kind> <value>, or MALFORMED <text>.
 
-local call, pcall = redis.call, redis.pcall
-local byte = string.byte
+-- Set when a function starts: while the library is loaded, nothing can be called.
+local call, pcall
 
 -- The consumer group of every work stream, and the consumer that owns entries which were given back.
 local GROUP = 'workers'
@@ -29,10 +29,18 @@ local function pending(stream, id)
     return rows[1]
 end
 
--- Id of the newest entry.
-local function tail(stream)
+-- Id of the newest entry that the stream ever had. XINFO STREAM knows it, and costs twice as much; so when the
+-- newest entry is removed, its id is kept aside.
+local function tail(stream, aside)
     local newest = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
-    return newest and newest[1] or '0-0'
+    local top, removed = newest and newest[1], call('GET', aside)
+    if not removed then return top or '0-0' end
+    if not top then return removed end
+    local ms, seq = string.match(top, '(%d+)-(%d+)')
+    local removed_ms, removed_seq = string.match(removed, '(%d+)-(%d+)')
+    ms, removed_ms = tonumber(ms), tonumber(removed_ms)
+    local newer = removed_ms > ms or (removed_ms == ms and tonumber(removed_seq) > tonumber(seq))
+    return newer and removed or top
 end
 
 local function acknowledge(stream, id)
@@ -80,8 +88,8 @@ function checks.pending()
 end
 
 function checks.tail()
-    local stream, expected = key(), arg()
-    local newest = tail(stream)
+    local stream, aside, expected = key(), key(), arg()
+    local newest = tail(stream, aside)
     tails[stream] = newest
     if newest ~= expected then return 'tail', newest end
 end
@@ -111,8 +119,8 @@ function needs.record()
 end
 
 function needs.above()
-    local stream, number = key(), tonumber(arg())
-    local newest = tails[stream] or tail(stream)
+    local stream, aside, number = key(), key(), tonumber(arg())
+    local newest = tails[stream] or tail(stream, aside)
     if tonumber(string.match(newest, '^%d+')) >= number then return 'entry number is not above the newest' end
 end
 
@@ -128,12 +136,19 @@ function operations.delete()
     call('UNLINK', key())
 end
 
+-- All members of an index have the same score: theirs is the start of their name. See `index.rs`.
 function operations.index()
-    call('ZADD', key(), arg(), arg())
+    call('ZADD', key(), 0, arg())
 end
 
 function operations.unindex()
     call('ZREM', key(), arg())
+end
+
+function operations.move()
+    local index = key()
+    call('ZREM', index, arg())
+    call('ZADD', index, 0, arg())
 end
 
 function operations.append()
@@ -169,13 +184,30 @@ function operations.hand_back()
     end
 end
 
+-- The form of a dead entry is DeadEntry's: a line of JSON, a line feed, the payload.
 function operations.bury()
-    local stream, id, dead, tag, payload = key(), arg(), key(), arg(), arg()
-    if acknowledge(stream, id) then call('XADD', dead, '*', 't', tag, 'p', payload) end
+    local stream, id, dead, name, reason = key(), arg(), key(), arg(), arg()
+    local row = pending(stream, id)
+    if not row then return end
+    local entry = call('XRANGE', stream, id, id)[1]
+    acknowledge(stream, id)
+    if entry then
+        local tag, payload = entry[2][2], entry[2][4]
+        local line = cjson.encode({
+            stream = name, id = id, tag = tonumber(tag), deliveries = row[4], reason = reason, at = now_ms(),
+        })
+        call('XADD', dead, '*', 't', tag, 'p', line .. '\n' .. payload)
+    end
 end
 
 function operations.remove()
-    call('XDEL', key(), arg())
+    local stream, aside, id = key(), key(), arg()
+    local newest = tail(stream, aside)
+    if call('XDEL', stream, id) == 1 and newest == id then call('SET', aside, id) end
+end
+
+function operations.drop()
+    call('UNLINK', key(), key())
 end
 
 function operations.notify()
@@ -229,13 +261,13 @@ local function pending_rows(stream, ...)
 end
 
 -- KEYS: work streams, in order of preference.
--- ARGV: consumer, limit, lease in ms (0 = do not look for idle entries), whether to remove forgotten consumers;
--- then, for each stream, the number and ids of entries that were read for this consumer and never reached it.
+-- ARGV: consumer, limit, lease in ms (0 = do not look for idle entries), idle time in ms after which a consumer
+-- that owns nothing is removed (0 = never); then, for each stream, the number and ids of entries that were read for this consumer and never reached it.
 -- Answers now, ms until an entry may become idle for that long, groups made, and for each entry: position of
 -- its stream in KEYS, id, tag, payload, deliveries.
 local function claim(KEYS, ARGV)
     local consumer, room, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-    local prune, at = ARGV[4] == '1', 4
+    local forget, at = tonumber(ARGV[4]), 4
     local reply = { now_ms(), lease, 0 }
 
     local function take(position, entry, deliveries)
@@ -271,23 +303,25 @@ local function claim(KEYS, ARGV)
 
         if lease > 0 then
             if room > 0 then
-                for _, row in ipairs(pending_rows(stream, 'IDLE', lease, '-', '+', room)) do
-                    -- Entries whose body was deleted leave the list here, and nothing comes back for them.
-                    local entry = call('XCLAIM', stream, GROUP, consumer, lease, row[1])[1]
-                    if entry then take(position, entry, row[4] + 1) end
+                for _, row in ipairs(pending_rows(stream, 'IDLE', lease, '-', '+', room + 100)) do
+                    if room > 0 and row[2] ~= consumer then
+                        -- An entry whose body was deleted leaves the list here, and nothing comes back for it.
+                        local entry = call('XCLAIM', stream, GROUP, consumer, lease, row[1])[1]
+                        if entry then take(position, entry, row[4] + 1) end
+                    end
                 end
             end
             local rows = pending_rows(stream, '-', '+', 100)
             for _, row in ipairs(rows) do
-                if row[2] ~= HANDED_BACK then reply[2] = math.min(reply[2], lease - row[3]) end
+                if row[2] ~= HANDED_BACK and row[2] ~= consumer then reply[2] = math.min(reply[2], lease - row[3]) end
             end
             if #rows == 100 then reply[2] = math.min(reply[2], math.floor(lease / 3)) end
         end
 
-        if prune then
+        if forget > 0 then
             for _, facts in ipairs(call('XINFO', 'CONSUMERS', stream, GROUP)) do
                 local name, owned, idle = facts[2], facts[4], facts[6]
-                if owned == 0 and idle > 3600000 and name ~= HANDED_BACK and name ~= consumer then
+                if owned == 0 and idle > forget and name ~= HANDED_BACK and name ~= consumer then
                     call('XGROUP', 'DELCONSUMER', stream, GROUP, name)
                 end
             end
@@ -314,24 +348,22 @@ local function heartbeat(KEYS, ARGV)
 end
 
 -- KEYS: for each work stream itself, its delayed ids by due time, their entries. ARGV: how many each at most.
--- Answers how many moved, and whether some are left.
+-- Answers how many moved.
 local function tick(KEYS, ARGV)
-    local now, limit, moved, left = now_ms(), tonumber(ARGV[1]), 0, 0
+    local now, limit, moved = now_ms(), tonumber(ARGV[1]), 0
     for n = 1, #KEYS, 3 do
         local stream, due, bodies = KEYS[n], KEYS[n + 1], KEYS[n + 2]
-        local ids = call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
-        for _, id in ipairs(ids) do
+        for _, id in ipairs(call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)) do
             local body = call('HGET', bodies, id)
             if body then
-                call('XADD', stream, '*', 't', byte(body), 'p', string.sub(body, 2))
+                call('XADD', stream, '*', 't', string.byte(body), 'p', string.sub(body, 2))
                 moved = moved + 1
             end
             call('ZREM', due, id)
             call('HDEL', bodies, id)
         end
-        if #ids == limit then left = 1 end
     end
-    return { moved, left }
+    return moved
 end
 
 -- KEYS: work stream, its delayed ids. Answers waiting, pending, delayed, id of the oldest waiting entry or ''.
@@ -360,52 +392,34 @@ local function depth(KEYS)
 end
 
 --------------------------------------------------------------------------------------------------------------
--- Indexes
+-- Records
 
--- Whether x sorts after y by its bytes; `>` would ask the locale.
-local function after(x, y)
-    for n = 1, math.min(#x, #y) do
-        local p, q = byte(x, n), byte(y, n)
-        if p ~= q then return p > q end
+-- KEYS: records. Answers for each an empty list, or version, value, then names and ids of its refs.
+local function get(KEYS)
+    local reply = {}
+    for n, record in ipairs(KEYS) do
+        local fields, found, refs = call('HGETALL', record), {}, 2
+        for f = 1, #fields, 2 do
+            local name, value = fields[f], fields[f + 1]
+            if name == 'v' then
+                found[1] = value
+            elseif name == 'b' then
+                found[2] = value
+            elseif string.sub(name, 1, 2) == 'r:' then
+                found[refs + 1], found[refs + 2] = string.sub(name, 3), value
+                refs = refs + 2
+            end
+        end
+        reply[n] = found
     end
-    return #x > #y
+    return reply
 end
 
--- Rank of (score, member) and whether it is there; when not, the rank that it would have.
-local function rank(index, score, member)
-    local found = call('ZSCORE', index, member)
-    if found and tonumber(found) == tonumber(score) then return call('ZRANK', index, member), true end
-    local low = call('ZCOUNT', index, '-inf', '(' .. score)
-    local high = low + call('ZCOUNT', index, score, score)
-    while low < high do
-        local middle = math.floor((low + high) / 2)
-        if after(call('ZRANGE', index, middle, middle)[1], member) then high = middle else low = middle + 1 end
+local function register(name, body, flags)
+    local function callback(KEYS, ARGV)
+        call, pcall = redis.call, redis.pcall
+        return body(KEYS, ARGV)
     end
-    return low, false
-end
-
--- KEYS: index. ARGV: direction, limit, min or '', max or '', then (score, member) to start behind, if any.
--- Answers members and scores, always lowest first.
-local function page(KEYS, ARGV)
-    local index, limit, min, max, score = KEYS[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
-    local first, last = 0, nil
-    if min ~= '' then first = call('ZCOUNT', index, '-inf', '(' .. min) end
-    if max ~= '' then last = call('ZCOUNT', index, '-inf', max) - 1 end
-    local position, there
-    if score then position, there = rank(index, score, ARGV[6]) end
-    if ARGV[1] == 'up' then
-        if score then first = math.max(first, there and position + 1 or position) end
-        last = math.min(last or math.huge, first + limit - 1)
-    else
-        last = last or call('ZCARD', index) - 1
-        if score then last = math.min(last, position - 1) end
-        first = math.max(first, last - limit + 1)
-    end
-    if last < first then return {} end
-    return call('ZRANGE', index, first, last, 'WITHSCORES')
-end
-
-local function register(name, callback, flags)
     redis.register_function { function_name = '@_' .. name, callback = callback, flags = flags }
 end
 
@@ -414,5 +428,5 @@ register('release', commit, { 'allow-oom' })
 register('claim', claim, { 'allow-oom' })
 register('heartbeat', heartbeat, { 'allow-oom' })
 register('tick', tick, { 'allow-oom' })
+register('get', get, { 'no-writes' })
 register('depth', depth, { 'no-writes' })
-register('page', page, { 'no-writes' })

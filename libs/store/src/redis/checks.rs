@@ -1,0 +1,309 @@
+//! Start-up: is this a Redis that keeps what it is given?
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{ErrorKind, RedisError, Value, aio::MultiplexedConnection};
+use tokio::time::timeout;
+
+use super::{
+    config::{Place, RedisConfig, Target},
+    keys::{Keys, kind},
+    link::{Link, Lost, Slots},
+    value,
+};
+use crate::{Error, Shard};
+
+/// How long one server may take to answer at start.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Most shards of a store.
+const MOST_SHARDS: Shard = 256;
+
+/// Why the store cannot be opened: one line that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The URL cannot be read.
+    #[error("redis url: {0}")]
+    Url(String),
+    /// A setting makes no sense.
+    #[error("redis: {0}")]
+    Setting(String),
+    /// Nobody answers.
+    #[error("redis cannot be reached at {place}: {reason}")]
+    Unreachable {
+        /// Host and port.
+        place: String,
+        /// What the network said.
+        reason: String,
+    },
+    /// It answers, but not us.
+    #[error("redis at {place} refuses: {reason}; check user and password in the url and what the user may do")]
+    Denied {
+        /// Host and port.
+        place: String,
+        /// What it said.
+        reason: String,
+    },
+    /// It is too old.
+    #[error("redis at {place} is version {found}; 7.0 or later is needed")]
+    Version {
+        /// Host and port.
+        place: String,
+        /// Its version.
+        found: String,
+    },
+    /// It throws data away when its memory is full.
+    #[error("redis at {place} has maxmemory-policy {policy} and would drop tasks; set it to noeviction")]
+    Eviction {
+        /// Host and port.
+        place: String,
+        /// Its policy.
+        policy: String,
+    },
+    /// It is a replica or a Sentinel.
+    #[error("redis at {place} is a {role}; give the url of the master, or redis+sentinel://host:port,…/<master name>")]
+    Role {
+        /// Host and port.
+        place: String,
+        /// What it is.
+        role: &'static str,
+    },
+    /// The number of shards is not the one that the store was installed with.
+    #[error(
+        "the store has {stored} shards and the configuration says {asked}; the number cannot be changed: set redis.shards to {stored}"
+    )]
+    Shards {
+        /// As installed.
+        stored: Shard,
+        /// As configured.
+        asked: Shard,
+    },
+    /// It works, but the store cannot be set up in it.
+    #[error("the store cannot be set up in redis: {0}")]
+    Setup(String),
+}
+
+/// Finds out what the URL leads to, checks it, and sets the store up there.
+pub(super) async fn open(config: &RedisConfig) -> Result<Arc<Link>, OpenError> {
+    if config.prefix.contains(['{', '}', '@', ' ', '\n']) {
+        return Err(OpenError::Setting(format!("the prefix {:?} must not have braces or spaces", config.prefix)));
+    }
+    if config.shards.is_some_and(|shards| shards == 0 || shards > MOST_SHARDS) {
+        return Err(OpenError::Setting(format!("shards must be from 1 to {MOST_SHARDS}")));
+    }
+    let target = Arc::new(Target::new(config)?);
+    if target.tls() && rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Somebody else may do it at the same moment, which is as good.
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    }
+    let slots = if target.sentinel.is_some() { None } else { look(&target).await? };
+    let connect = |shards| {
+        let keys = Keys::new(&config.prefix, shards);
+        match &slots {
+            Some(slots) => Link::cluster(Arc::clone(&target), keys, config.deadline, slots),
+            None => Link::single(Arc::clone(&target), keys, config.deadline),
+        }
+    };
+    let default = if slots.is_some() { 16 } else { 1 };
+    let asked = config.shards.unwrap_or(default);
+    let link = connect(asked);
+    if target.sentinel.is_some() {
+        check_master(&link, &target).await?;
+    }
+    let stored = install(&link, asked).await?;
+    if stored == asked {
+        return Ok(link);
+    }
+    link.stop.cancel();
+    match config.shards {
+        Some(asked) => Err(OpenError::Shards { stored, asked }),
+        None => Ok(connect(stored)),
+    }
+}
+
+/// Checks all servers that the URL leads to. Answers the slots when it is a cluster.
+async fn look(target: &Target) -> Result<Option<Slots>, OpenError> {
+    let mut first = Err(OpenError::Url("it names no host".to_owned()));
+    let mut place = &target.hosts[0];
+    for host in &target.hosts {
+        place = host;
+        first = inspect(target, host).await;
+        if first.is_ok() {
+            break;
+        }
+    }
+    if !first?.cluster {
+        return match target.hosts.as_slice() {
+            [_] => Ok(None),
+            _ => Err(OpenError::Setting(format!(
+                "the url names several hosts, but {} is no cluster; name one host, or use redis+sentinel://",
+                written(place)
+            ))),
+        };
+    }
+    if target.db() != 0 {
+        return Err(OpenError::Setting("a cluster has no databases; leave the number out of the url".to_owned()));
+    }
+    let unreachable =
+        || OpenError::Unreachable { place: written(place), reason: "no answer to CLUSTER SLOTS".to_owned() };
+    let slots = Slots::ask(target, std::slice::from_ref(place)).await.ok_or_else(unreachable)?;
+    for master in slots.masters() {
+        if master != *place {
+            inspect(target, &master).await?;
+        }
+    }
+    Ok(Some(slots))
+}
+
+async fn inspect(target: &Target, place: &Place) -> Result<Facts, OpenError> {
+    let asking = async {
+        let mut connection = target.server(place)?.get_multiplexed_async_connection().await?;
+        let info: String = redis::cmd("INFO").arg("everything").query_async(&mut connection).await?;
+        let fsync = fsync(&mut connection).await;
+        Ok((info, fsync))
+    };
+    match timeout(PATIENCE, asking).await {
+        Ok(Ok((info, fsync))) => {
+            let place = written(place);
+            check(&info, fsync.as_deref(), &place).map(|facts| facts.warn(&place))
+        }
+        Ok(Err(error)) => Err(unreachable(&error, written(place))),
+        Err(_) => {
+            Err(OpenError::Unreachable { place: written(place), reason: format!("no answer within {PATIENCE:?}") })
+        }
+    }
+}
+
+/// `appendfsync`, if we may know.
+async fn fsync(connection: &mut MultiplexedConnection) -> Option<String> {
+    let answer: Value = redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async(connection).await.ok()?;
+    value::list(answer)?.into_iter().nth(1).and_then(value::text)
+}
+
+/// Checks the master that the Sentinels name.
+async fn check_master(link: &Link, target: &Target) -> Result<(), OpenError> {
+    let place = format!("the master {:?} of the sentinels", target.sentinel.as_deref().unwrap_or_default());
+    let info = link.call(0, redis::cmd("INFO").arg("everything"), Lost::Repeat).await;
+    let info = info.map_err(|error| OpenError::Unreachable { place: place.clone(), reason: error.to_string() })?;
+    check(&value::text(info).unwrap_or_default(), None, &place).map(|facts| {
+        facts.warn(&place);
+    })
+}
+
+fn unreachable(error: &RedisError, place: String) -> OpenError {
+    let denied = error.kind() == ErrorKind::AuthenticationFailed
+        || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED"));
+    let reason = error.to_string();
+    if denied { OpenError::Denied { place, reason } } else { OpenError::Unreachable { place, reason } }
+}
+
+fn written((host, port): &Place) -> String {
+    format!("{host}:{port}")
+}
+
+/// What matters of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Facts {
+    cluster: bool,
+    /// Why it may lose something.
+    doubt: Option<&'static str>,
+}
+
+impl Facts {
+    fn warn(self, place: &str) -> Self {
+        if let Some(doubt) = self.doubt {
+            tracing::warn!("redis at {place} {doubt}");
+        }
+        self
+    }
+}
+
+/// Judges a server by its `INFO`.
+fn check(info: &str, fsync: Option<&str>, place: &str) -> Result<Facts, OpenError> {
+    let field = |name: &str| {
+        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.map_or("", str::trim)
+    };
+    let place = place.to_owned();
+    let found = field("redis_version");
+    // Valkey also says which Redis it is like.
+    let mut numbers = found.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    if numbers.next().unwrap_or(0) < 7 {
+        return Err(OpenError::Version { place, found: found.to_owned() });
+    }
+    if field("redis_mode") == "sentinel" {
+        return Err(OpenError::Role { place, role: "sentinel" });
+    }
+    if matches!(field("role"), "slave" | "replica") {
+        return Err(OpenError::Role { place, role: "replica" });
+    }
+    let policy = field("maxmemory_policy");
+    if !matches!(policy, "noeviction" | "") {
+        return Err(OpenError::Eviction { place, policy: policy.to_owned() });
+    }
+    let doubt = if field("aof_enabled") == "0" {
+        Some("keeps no append-only file: what it answered may be gone when it restarts; set appendonly yes")
+    } else if fsync.is_some_and(|fsync| fsync != "always") {
+        Some("may lose the last seconds when it crashes; with appendfsync always it loses nothing")
+    } else {
+        None
+    };
+    Ok(Facts { cluster: field("redis_mode") == "cluster", doubt })
+}
+
+/// Notes the number of shards, if nobody did yet, and answers the one that is noted.
+async fn install(link: &Link, shards: Shard) -> Result<Shard, OpenError> {
+    let setup = |error: Error| match error {
+        Error::Unavailable(reason) => OpenError::Setup(reason),
+        other => OpenError::Setup(other.to_string()),
+    };
+    let load = link.call(0, &link.library.load(), Lost::Repeat).await;
+    if let Err(error) = load
+        && !error.to_string().contains("already exists")
+    {
+        return Err(setup(error));
+    }
+    let meta = link.keys.key(0, kind::PLAIN, "meta");
+    let note = redis::cmd("HSETNX").arg(&meta).arg("shards").arg(shards).take();
+    link.call(0, &note, Lost::Repeat).await.map_err(setup)?;
+    let stored = link.call(0, redis::cmd("HGET").arg(&meta).arg("shards"), Lost::Repeat).await.map_err(setup)?;
+    let stored = value::int(&stored).and_then(|stored| Shard::try_from(stored).ok());
+    stored.ok_or_else(|| OpenError::Setup(format!("{meta} does not hold a number of shards")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n# Memory\r\n\
+                        maxmemory_policy:noeviction\r\n# Persistence\r\naof_enabled:1\r\n# Replication\r\nrole:master\r\n";
+
+    fn judge(from: &str, to: &str) -> String {
+        match check(&GOOD.replace(from, to), Some("always"), "r:1") {
+            Ok(Facts { cluster, doubt }) => format!("cluster {cluster}, {}", doubt.unwrap_or("no doubt")),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn each_unfit_server_gets_a_line_that_says_what_to_do() {
+        assert_eq!(judge("standalone", "standalone"), "cluster false, no doubt");
+        assert_eq!(judge("standalone", "cluster"), "cluster true, no doubt");
+        let off = judge("aof_enabled:1", "aof_enabled:0");
+        assert!(off.ends_with("may be gone when it restarts; set appendonly yes"), "{off}");
+        let everysec = check(GOOD, Some("everysec"), "r:1").map(|facts| facts.doubt.is_some());
+        assert_eq!(everysec, Ok(true));
+        assert_eq!(judge("7.0.15", "6.2.14"), "redis at r:1 is version 6.2.14; 7.0 or later is needed");
+        assert_eq!(judge("redis_version", "x"), "redis at r:1 is version ; 7.0 or later is needed");
+        assert_eq!(
+            judge("noeviction", "allkeys-lru"),
+            "redis at r:1 has maxmemory-policy allkeys-lru and would drop tasks; set it to noeviction"
+        );
+        assert_eq!(
+            judge("role:master", "role:slave"),
+            "redis at r:1 is a replica; give the url of the master, or redis+sentinel://host:port,…/<master name>"
+        );
+        assert!(judge("standalone", "sentinel").starts_with("redis at r:1 is a sentinel; "));
+    }
+}

@@ -1,0 +1,320 @@
+//! A batch as one function call.
+
+use std::{borrow::Cow, fmt::Display};
+
+use redis::Cmd;
+
+use super::{
+    RedisEngine, index,
+    keys::{Keys, kind},
+    library::Function,
+    link::Lost,
+    value,
+};
+use crate::{At, Batch, Check, Committed, EntryId, Error, Op, Rate, Result, Shard, worker::DEAD};
+
+/// Whole numbers beyond this are not exact as doubles, which Lua counts in.
+const EXACT: i64 = 1 << 53;
+
+impl RedisEngine {
+    pub(super) async fn commit_batch(&self, batch: &Batch) -> Result<Committed> {
+        self.check_shard(batch.shard)?;
+        let call = Call::new(&self.link.keys, batch, self.publish())?;
+        let function = if batch.releasing { Function::Release } else { Function::Commit };
+        let mut command = self.link.library.call(function);
+        call.write(&mut command);
+        // Only a commit id makes a repeat harmless.
+        let lost = if batch.commit.is_some() { Lost::RepeatOnce } else { Lost::Fail };
+        let asked = tokio::time::Instant::now();
+        let answer = self.link.call(batch.shard, &command, lost).await?;
+        let text = value::text(answer).ok_or_else(value::strange)?;
+        let committed = match text.strip_prefix('=') {
+            Some(first) => parse(first),
+            None => parse(&text).inspect(|committed| self.clock.heard(committed.at, asked)),
+        };
+        self.settled(batch);
+        committed.ok_or_else(value::strange)
+    }
+
+    /// What a commit means for claims of this process.
+    fn settled(&self, batch: &Batch) {
+        for op in &batch.ops {
+            match op {
+                Op::Ack { stream, id } | Op::Bury { stream, id, .. } => {
+                    self.arrived.forget(batch.shard, stream, *id);
+                }
+                Op::HandBack { stream, id } => {
+                    self.arrived.forget(batch.shard, stream, *id);
+                    // The same news comes through Redis, a moment later.
+                    self.notices.handed_back();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The command that reaches a channel's listeners.
+    pub(super) fn publish(&self) -> &'static str {
+        if self.link.is_cluster() { "SPUBLISH" } else { "PUBLISH" }
+    }
+}
+
+/// Reads `<at>;<version>,…;<entry>,…`.
+fn parse(text: &str) -> Option<Committed> {
+    let mut parts = text.split(';');
+    let at = parts.next()?.parse().ok()?;
+    let list = |text: &str| text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let versions = list(parts.next()?).iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    let entries = list(parts.next()?).iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    Some(Committed { versions, entries, at })
+}
+
+/// Keys and arguments of `commit` in `library.lua`, which reads both front to back.
+struct Call<'a> {
+    names: &'a Keys,
+    shard: Shard,
+    keys: Vec<String>,
+    args: Vec<Cow<'a, [u8]>>,
+}
+
+impl<'a> Call<'a> {
+    fn new(names: &'a Keys, batch: &'a Batch, publish: &'static str) -> Result<Self> {
+        let mut call =
+            Self { names, shard: batch.shard, keys: Vec::new(), args: Vec::with_capacity(4 * batch.ops.len() + 8) };
+        match &batch.commit {
+            Some((lead, id)) => {
+                let last = batch.ops.iter().rfind(|op| record_of(op) == Some(lead));
+                if !matches!(last, Some(Op::Put { .. })) {
+                    return Err(Error::Malformed(format!("the lead record {lead} is not put")));
+                }
+                call.key(kind::PLAIN, lead);
+                call.bytes(id);
+            }
+            None => call.bytes(b""),
+        }
+        call.number(batch.checks.len());
+        for check in &batch.checks {
+            call.check(check)?;
+        }
+        call.needs(&batch.ops)?;
+        for op in &batch.ops {
+            call.operation(op, publish);
+        }
+        Ok(call)
+    }
+
+    fn write(&self, command: &mut Cmd) {
+        command.arg(self.keys.len());
+        for key in &self.keys {
+            command.arg(key.as_bytes());
+        }
+        for arg in &self.args {
+            command.arg(&arg[..]);
+        }
+    }
+
+    fn key(&mut self, kind: &str, name: &str) {
+        self.keys.push(self.names.key(self.shard, kind, name));
+    }
+
+    fn bytes(&mut self, arg: &'a [u8]) {
+        self.args.push(Cow::Borrowed(arg));
+    }
+
+    fn text(&mut self, arg: &'a str) {
+        self.bytes(arg.as_bytes());
+    }
+
+    fn number(&mut self, arg: impl Display) {
+        self.args.push(Cow::Owned(arg.to_string().into_bytes()));
+    }
+
+    fn check(&mut self, check: &'a Check) -> Result<()> {
+        match check {
+            Check::Version { key, version } => {
+                self.text("version");
+                self.key(kind::PLAIN, key);
+                self.number(version);
+            }
+            Check::Absent { key } => {
+                self.text("absent");
+                self.key(kind::PLAIN, key);
+            }
+            Check::Pending { stream, id, consumer } => {
+                self.text("pending");
+                self.key(kind::PLAIN, stream);
+                self.number(id);
+                self.text(consumer);
+            }
+            Check::Tail { stream, id } => {
+                self.text("tail");
+                self.key(kind::PLAIN, stream);
+                self.key(kind::REMOVED, stream);
+                self.number(id);
+            }
+            Check::ShorterThan { stream, len } => {
+                self.text("shorter");
+                self.key(kind::PLAIN, stream);
+                self.number(len);
+            }
+            Check::Limit { key, rate: Rate { burst: 0, .. } } => {
+                return Err(Error::Malformed(format!("limit {key} lets nothing through")));
+            }
+            Check::Limit { key, rate } => {
+                self.text("limit");
+                self.key(kind::LIMIT, key);
+                self.number(rate.burst);
+                self.number(rate.interval.as_micros().min(EXACT.unsigned_abs().into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Operations that could fail half way, and what Redis must look at beforehand so that they do not.
+    fn needs(&mut self, ops: &'a [Op]) -> Result<()> {
+        let at = self.args.len();
+        let mut count = 0;
+        for (n, op) in ops.iter().enumerate() {
+            let Op::Append { stream, at, into, .. } = op else { continue };
+            if let Some((record, _)) = into {
+                match ops[..n].iter().rfind(|op| record_of(op) == Some(record)) {
+                    Some(Op::Put { .. }) => {}
+                    Some(_) => return Err(Error::Malformed(format!("no record {record} to write a ref into"))),
+                    None => {
+                        self.text("record");
+                        self.key(kind::PLAIN, record);
+                        count += 1;
+                    }
+                }
+            }
+            if let At::Number(number) = at {
+                let low = || Error::Malformed(format!("entry {number}-0 of {stream} is not above the newest"));
+                if *number == 0 {
+                    return Err(low());
+                }
+                if *number > EXACT.unsigned_abs() {
+                    return Err(Error::Malformed(format!("entry number {number} of {stream} is too large")));
+                }
+                let before = ops[..n].iter().rfind(|op| match op {
+                    Op::Append { stream: other, .. } | Op::Drop { stream: other } => other == stream,
+                    _ => false,
+                });
+                match before {
+                    Some(Op::Drop { .. }) => {}
+                    Some(Op::Append { at: At::Number(before), .. }) if before < number => {}
+                    Some(_) => return Err(low()),
+                    None => {
+                        self.text("above");
+                        self.key(kind::PLAIN, stream);
+                        self.key(kind::REMOVED, stream);
+                        self.number(number);
+                        count += 1;
+                    }
+                }
+            }
+        }
+        self.args.insert(at, Cow::Owned(count.to_string().into_bytes()));
+        Ok(())
+    }
+
+    fn operation(&mut self, op: &'a Op, publish: &'static str) {
+        match op {
+            Op::Put { key, bytes } => {
+                self.text("put");
+                self.key(kind::PLAIN, key);
+                self.bytes(bytes);
+            }
+            Op::Delete { key } => {
+                self.text("delete");
+                self.key(kind::PLAIN, key);
+            }
+            Op::Index { now: None, was: None, .. } => {}
+            Op::Index { index, member, was, now } => {
+                self.text(match (was, now) {
+                    (Some(was), Some(now)) if was != now => "move",
+                    (_, Some(_)) => "index",
+                    (_, None) => "unindex",
+                });
+                self.key(kind::INDEX, index);
+                let (old, new) = (was.filter(|_| was != now), *now);
+                self.args.extend([old, new].into_iter().flatten().map(|score| index::member(score, member).into()));
+            }
+            Op::Append { stream, at, tag, payload, into } => {
+                self.text(if into.is_some() { "append_into" } else { "append" });
+                self.key(kind::PLAIN, stream);
+                match at {
+                    At::Next => self.text("*"),
+                    At::Number(number) => self.number(EntryId::number(*number)),
+                }
+                self.number(tag);
+                self.bytes(payload);
+                if let Some((record, name)) = into {
+                    self.key(kind::PLAIN, record);
+                    self.args.push(Cow::Owned(format!("r:{name}").into_bytes()));
+                }
+            }
+            Op::Delay { stream, id, due, tag, payload } => {
+                self.text("delay");
+                self.key(kind::DUE, stream);
+                self.key(kind::DELAYED, stream);
+                self.text(id);
+                // Due times are scores, and Lua counts in doubles.
+                self.number(due.clamp(&-EXACT, &EXACT));
+                let mut body = Vec::with_capacity(1 + payload.len());
+                body.push(*tag);
+                body.extend_from_slice(payload);
+                self.args.push(Cow::Owned(body));
+            }
+            Op::Undelay { stream, id } => {
+                self.text("undelay");
+                self.key(kind::DUE, stream);
+                self.key(kind::DELAYED, stream);
+                self.text(id);
+            }
+            Op::Ack { stream, id } => self.entry("ack", stream, *id),
+            Op::HandBack { stream, id } => {
+                self.entry("hand_back", stream, *id);
+                self.text(publish);
+                self.key(kind::CHANNEL, super::notices::HANDED_BACK);
+                self.text(stream);
+            }
+            Op::Bury { stream, id, reason } => {
+                self.entry("bury", stream, *id);
+                self.key(kind::PLAIN, DEAD);
+                self.text(stream);
+                self.text(reason);
+            }
+            Op::Remove { stream, id } => {
+                self.text("remove");
+                self.key(kind::PLAIN, stream);
+                self.key(kind::REMOVED, stream);
+                self.number(id);
+            }
+            Op::Drop { stream } => {
+                self.text("drop");
+                self.key(kind::PLAIN, stream);
+                self.key(kind::REMOVED, stream);
+            }
+            Op::Notify { topic, payload } => {
+                self.text("notify");
+                self.text(publish);
+                self.key(kind::CHANNEL, super::notices::NOTICES);
+                self.args.push(Cow::Owned(super::notices::encode(topic, payload)));
+            }
+        }
+    }
+
+    fn entry(&mut self, operation: &'static str, stream: &str, id: EntryId) {
+        self.text(operation);
+        self.key(kind::PLAIN, stream);
+        self.number(id);
+    }
+}
+
+/// The record that an operation writes or deletes.
+fn record_of(op: &Op) -> Option<&String> {
+    match op {
+        Op::Put { key, .. } | Op::Delete { key } => Some(key),
+        _ => None,
+    }
+}
