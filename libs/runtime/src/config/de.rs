@@ -188,14 +188,16 @@ impl<'a> De<'a> {
         match self.value()? {
             Value::Map(map) => {
                 let mut fields = Vec::with_capacity(map.len());
+                // Names of variables have no dots, so `a2a-0-3` is `a2a-0.3`.
+                let find = |key: &str| known.iter().find(|known| **known == key || known.replace('.', "-") == key);
                 for (key, node) in map {
                     let field = canonical(key, &node.origin);
                     if matches!(node.value, Value::Null) || tag == Some(&field) {
                         continue;
                     }
-                    let (name, file) = match known.iter().find(|known| **known == field) {
+                    let (name, file) = match find(&field) {
                         Some(name) => (*name, false),
-                        None => match known.iter().find(|known| field.strip_suffix("-file") == Some(known)) {
+                        None => match field.strip_suffix("-file").and_then(find) {
                             Some(name) => (*name, true),
                             None => return Err(Fault::unknown_key(&field, known)),
                         },
@@ -278,9 +280,15 @@ impl<'de> Deserializer<'de> for De<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        match self.loose().map(str::trim) {
-            Some("true") => visitor.visit_bool(true),
-            Some("false") => visitor.visit_bool(false),
+        let text = match &self.node.value {
+            _ if self.file => None,
+            // Words to everybody but YAML 1.2.
+            Value::Text(text) if matches!(text.as_str(), "on" | "off") => Some(text.as_str()),
+            _ => self.loose().map(str::trim),
+        };
+        match text {
+            Some("true" | "on") => visitor.visit_bool(true),
+            Some("false" | "off") => visitor.visit_bool(false),
             Some(text) => Err(Fault::new(format!("expected true or false, found {text:?}"))),
             None => self.scalar(visitor, |visitor| visitor.visit_bool(false)),
         }

@@ -96,6 +96,9 @@ pub struct Agent {
     /// A message with a contextId but no taskId continues the one task of that context that waits for input.
     #[serde(default)]
     pub continue_waiting: bool,
+    /// Clients of protocol 0.3 are served too: by JSON-RPC, under the same URL, and the card says so.
+    #[serde(default, rename = "a2a-0.3")]
+    pub a2a_v03: bool,
     /// Turns that one runner process works on at a time.
     #[serde(default = "max_concurrent")]
     pub max_concurrent: usize,
@@ -390,6 +393,7 @@ impl Agent {
             reply: Reply::default(),
             turn_end: TurnEnd::default(),
             continue_waiting: false,
+            a2a_v03: false,
             max_concurrent: max_concurrent(),
             lease: lease(),
             turn_timeout: turn_timeout(),

@@ -189,6 +189,43 @@ fn variables_take_the_type_of_their_key() {
 }
 
 #[test]
+fn protocol_0_3_is_switched_on_by_a_key_with_a_dot() {
+    let agent = |value: &str| format!("agents: [{{id: a, backend: echo, {value}}}]");
+    let is_on = |yaml: &str| parse_yaml("r.yaml", &agent(yaml)).unwrap().agents[0].a2a_v03;
+    assert!(!parse_yaml("r.yaml", "agents: [{id: a, backend: echo}]").unwrap().agents[0].a2a_v03);
+    for (yaml, expected) in [
+        ("a2a-0.3: on", true),
+        ("a2a-0.3: true", true),
+        ("a2a_0.3: on", true),
+        ("a2a-0-3: on", true),
+        ("a2a-0.3: off", false),
+        ("a2a-0.3: false", false),
+        ("a2a-0.3:", false),
+    ] {
+        assert_eq!(is_on(yaml), expected, "{yaml}");
+    }
+    let variable = |yaml: &str, value| {
+        let loaded = with_variables(&agent(yaml), &[("RIALTO__AGENTS__0__A2A_0_3", value)]);
+        loaded.map(|loaded| loaded.config.agents[0].a2a_v03).map_err(|faults| faults.to_string())
+    };
+    assert_eq!(variable("mount: /", "on"), Ok(true));
+    assert_eq!(variable("a2a-0.3: on", "off"), Ok(false), "a variable wins over the file");
+    insta::assert_snapshot!(variable("a2a-0.3: off", "maybe").unwrap_err(), @r#"agents[0].a2a-0.3: expected true or false, found "maybe" (RIALTO__AGENTS__0__A2A_0_3 in the environment)"#);
+    insta::assert_snapshot!(faults(&agent("a2a-0.3: maybe")), @r#"agents[0].a2a-0.3: expected true or false, found "maybe" (r.yaml)"#);
+    insta::assert_snapshot!(faults(&agent("a2a-0.3: on, a2a-0-3: off")), @"agents[0].a2a-0.3: a2a-0.3 is set twice (r.yaml)");
+
+    // In TOML a dot parts keys, so this one needs quotes.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("r.toml");
+    fs::write(&file, "[[agents]]\nid = \"a\"\nbackend = \"echo\"\n\"a2a-0.3\" = true\n").unwrap();
+    let config = load(&Sources { files: vec![file], ..Sources::default() }).unwrap().config;
+    assert!(config.agents[0].a2a_v03);
+    let printed = to_yaml(&config);
+    assert!(printed.contains(" a2a-0.3: true\n"), "{printed}");
+    assert!(parse_yaml("printed.yaml", &printed).unwrap().agents[0].a2a_v03);
+}
+
+#[test]
 fn a_variable_may_hold_a_whole_section() {
     let agents = r#"[{"id": "a", "backend": {"type": "command", "command": ["x"], "env": {"MY_VAR": "1"}}}]"#;
     let config = with_variables("{}", &[("RIALTO__AGENTS", agents)]).unwrap().config;

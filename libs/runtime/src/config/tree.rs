@@ -213,14 +213,18 @@ impl Node {
     }
 }
 
+/// Whether two spellings mean one key. Names of variables have no dots, so `a2a-0-3` is `a2a-0.3`.
+fn is_same_key(one: &str, other: &str) -> bool {
+    let plain = |byte: u8| if matches!(byte, b'_' | b'.') { b'-' } else { byte.to_ascii_lowercase() };
+    one.bytes().map(plain).eq(other.bytes().map(plain))
+}
+
 /// The spelling under which a map holds a key.
 fn spelling(map: &BTreeMap<String, Node>, key: &str) -> Option<String> {
     if map.contains_key(key) {
         return Some(key.to_owned());
     }
-    let plain = |key: &str| key.replace('_', "-").to_ascii_lowercase();
-    let key = plain(key);
-    map.keys().find(|candidate| plain(candidate) == key).cloned()
+    map.keys().find(|candidate| is_same_key(candidate, key)).cloned()
 }
 
 fn from_json(json: serde_json::Value, origin: &Origin) -> Node {
