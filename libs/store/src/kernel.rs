@@ -129,6 +129,10 @@ pub struct Batch {
     pub ops: Vec<Op>,
     /// This batch frees more than it takes: it passes when the store is full.
     pub releasing: bool,
+    /// Nobody outside is told of this batch before a later one, so it need not be on the disk by itself: if the
+    /// machine loses power, it may be undone together with what came after it. The death of a process never undoes
+    /// it. Engines may ignore this.
+    pub deferred: bool,
 }
 
 /// A condition of a [`Batch`].

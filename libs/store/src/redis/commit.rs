@@ -207,7 +207,7 @@ impl<'a> Call<'a> {
                         self.text("above");
                         self.key(kind::PLAIN, stream);
                         self.key(kind::REMOVED, stream);
-                        self.number(number);
+                        self.number(EntryId::number(*number));
                         count += 1;
                     }
                 }

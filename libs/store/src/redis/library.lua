@@ -67,7 +67,7 @@ local function arg()
 end
 
 -- State of the commit that runs.
-local tails, limits, versions, entries
+local limits, versions, entries
 
 -- Each returns nothing when it holds, otherwise kind and value of the conflict.
 local checks = {}
@@ -90,7 +90,6 @@ end
 function checks.tail()
     local stream, aside, expected = key(), key(), arg()
     local newest = tail(stream, aside)
-    tails[stream] = newest
     if newest ~= expected then return 'tail', newest end
 end
 
@@ -119,9 +118,11 @@ function needs.record()
 end
 
 function needs.above()
-    local stream, aside, number = key(), key(), tonumber(arg())
-    local newest = tails[stream] or tail(stream, aside)
-    if tonumber(string.match(newest, '^%d+')) >= number then return 'entry number is not above the newest' end
+    local stream, aside, id = key(), key(), arg()
+    local removed = call('GET', aside)
+    local low = removed and tonumber(string.match(removed, '^%d+')) >= tonumber(string.match(id, '^%d+'))
+    -- Cheaper than looking at the newest: usually there is nothing to be found.
+    if low or #call('XRANGE', stream, id, '+', 'COUNT', 1) > 0 then return 'entry number is not above the newest' end
 end
 
 local operations = {}
@@ -216,7 +217,7 @@ end
 
 local function commit(KEYS, ARGV)
     keys, args, k, a = KEYS, ARGV, 0, 0
-    tails, limits, versions, entries = {}, {}, {}, {}
+    limits, versions, entries = {}, {}, {}
 
     local id, lead = arg(), nil
     if id ~= '' then

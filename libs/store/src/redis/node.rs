@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::StreamExt;
 use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult, Role, aio::MultiplexedConnection};
 use tokio::{
     sync::watch,
@@ -17,6 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long one try to connect may take.
 const CONNECT: Duration = Duration::from_secs(2);
+
+/// How long a Sentinel may say nothing before it is asked again.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// Back-off between tries: doubles from the first to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -109,9 +113,9 @@ async fn keep_up(target: Arc<Target>, which: Which, state: watch::Sender<State>)
     loop {
         generation += 1;
         let mut pause = PAUSES.0;
-        let up = loop {
+        let (up, place) = loop {
             let error = match timeout(CONNECT, connect(&target, &which, generation, &state)).await {
-                Ok(Ok(up)) => break up,
+                Ok(Ok(connected)) => break connected,
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no connection within {CONNECT:?}"),
             };
@@ -133,17 +137,33 @@ async fn keep_up(target: Arc<Target>, which: Which, state: watch::Sender<State>)
         }
         let mut changes = state.subscribe();
         state.send_replace(State::Up(Arc::new(up)));
-        if changes.wait_for(|state| matches!(state, State::Down { .. })).await.is_err() {
-            return;
+        let switched = async {
+            match which {
+                Which::At(_) => std::future::pending().await,
+                Which::Master => switched(&target, &place).await,
+            }
+        };
+        tokio::select! {
+            down = changes.wait_for(|state| matches!(state, State::Down { .. })) => drop(down),
+            () = switched => {
+                tracing::info!("the sentinels name another master");
+                broken(&state, generation);
+            }
         }
     }
 }
 
-async fn connect(target: &Target, which: &Which, generation: u64, state: &watch::Sender<State>) -> RedisResult<Up> {
-    let client = match which {
-        Which::At(place) => target.server(place)?,
-        Which::Master => target.server(&master(target).await?)?,
+async fn connect(
+    target: &Target,
+    which: &Which,
+    generation: u64,
+    state: &watch::Sender<State>,
+) -> RedisResult<(Up, Place)> {
+    let place = match which {
+        Which::At(place) => place.clone(),
+        Which::Master => master(target).await?,
     };
+    let client = target.server(&place)?;
     let state = state.clone();
     let lost = move |push: redis::PushInfo| {
         // So a connection that breaks while idle is replaced before it is needed.
@@ -162,7 +182,37 @@ async fn connect(target: &Target, which: &Which, generation: u64, state: &watch:
         // The Sentinels lag behind a fail-over.
         return Err((redis::ErrorKind::Client, "the server that the sentinels name is not a master").into());
     }
-    Ok(Up { connection, client, generation })
+    Ok((Up { connection, client, generation }, place))
+}
+
+/// Returns when the Sentinels name another master than this one. A master that was replaced in good order goes
+/// on taking writes for ten seconds, and they would be lost.
+async fn switched(target: &Target, place: &Place) {
+    let name = target.sentinel.as_deref().unwrap_or_default();
+    loop {
+        for host in &target.hosts {
+            let subscribing = async {
+                let mut subscription = target.sentinel(host)?.get_async_pubsub().await?;
+                subscription.subscribe("+switch-master").await?;
+                // It may have happened before.
+                let named = master(target).await?;
+                Ok::<_, RedisError>((subscription.into_on_message(), named))
+            };
+            let Ok(Ok((mut messages, named))) = timeout(CONNECT, subscribing).await else { continue };
+            if named != *place {
+                return;
+            }
+            // After a long silence it is better to make sure.
+            while let Ok(Some(message)) = timeout(SILENCE, messages.next()).await {
+                let payload: String = message.get_payload().unwrap_or_default();
+                if payload.split(' ').next() == Some(name) {
+                    return;
+                }
+            }
+            break;
+        }
+        sleep(PAUSES.1).await;
+    }
 }
 
 /// Asks the Sentinels, in order, until one knows.

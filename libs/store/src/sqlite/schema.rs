@@ -97,9 +97,20 @@ fn prepare_file(conn: &Connection, durable: bool) -> rusqlite::Result<()> {
     // Only counts before the first table is made.
     conn.pragma_update(None, "page_size", i64::try_from(PAGE).unwrap_or(4096))?;
     conn.pragma_update(None, "journal_mode", "WAL")?;
-    conn.pragma_update(None, "synchronous", if durable { "FULL" } else { "NORMAL" })?;
+    set_sync(conn, durable)?;
     conn.pragma_update(None, "wal_autocheckpoint", 4096)?;
     conn.pragma_update(None, "journal_size_limit", 64_i64 << 20)
+}
+
+/// Whether the next transaction is on the disk once it is committed; if not, it is with the next one that is.
+pub(super) fn set_sync(conn: &Connection, sync: bool) -> rusqlite::Result<()> {
+    conn.pragma_update(None, "synchronous", if sync { "FULL" } else { "NORMAL" })
+}
+
+/// Whether [`set_sync`] was last called with `true`.
+pub(super) fn syncs(conn: &Connection) -> rusqlite::Result<bool> {
+    const FULL: i64 = 2;
+    conn.pragma_query_value(None, "synchronous", |row| Ok(row.get::<_, i64>(0)? == FULL))
 }
 
 /// Bytes per page.

@@ -9,6 +9,7 @@ use super::{
     Shared,
     data::{self, Data},
     groups::lock,
+    schema,
     space::Space,
     sql::{Sql, sql},
     transaction::{Fail, Transaction},
@@ -53,14 +54,28 @@ struct Writer<'c> {
     until_sweep: u32,
     /// A rollback went wrong half way: what is remembered is not to be trusted.
     stale: bool,
+    /// Whether answered commits must be on the disk.
+    durable: bool,
+    /// Whether the next transaction will be.
+    syncing: bool,
 }
 
 /// Writes until nobody can ask any more.
 pub(super) fn run(conn: Connection, shared: Arc<Shared>, shards: Shard, space: Space, queue: mpsc::Receiver<Job>) {
-    match Sql::new(&conn, shards) {
-        Ok(data) => {
+    match Sql::new(&conn, shards).and_then(|data| Ok((data, schema::syncs(&conn)?))) {
+        Ok((data, durable)) => {
             let transaction = Transaction::new(Arc::clone(&shared), data);
-            Writer { conn: &conn, shared, transaction, space, until_sweep: SWEEP, stale: false }.run(queue);
+            let writer = Writer {
+                conn: &conn,
+                shared,
+                transaction,
+                space,
+                until_sweep: SWEEP,
+                stale: false,
+                durable,
+                syncing: durable,
+            };
+            writer.run(queue);
         }
         // Everybody gets "the store has stopped".
         Err(error) => tracing::error!(%error, "the store cannot be read"),
@@ -81,7 +96,8 @@ impl<'c> Writer<'c> {
     /// All jobs in one transaction. If that fails, each one in its own: who is at fault fails alone.
     fn group(&mut self, jobs: &mut Vec<Job>) {
         let full = self.space.is_full(self.conn);
-        let together = self.transact(|transaction| {
+        let sync = jobs.iter().any(|job| matches!(job, Job::Commit { batch, .. } if !batch.deferred));
+        let together = self.transact(sync, |transaction| {
             jobs.iter().map(|job| attempt(transaction, job, full)).collect::<Result<Vec<_>, _>>()
         });
         let done = together.unwrap_or_else(|error| {
@@ -105,7 +121,7 @@ impl<'c> Writer<'c> {
         match job {
             Job::Commit { batch, .. } => Done::Commit(self.commit_alone(batch)),
             Job::Tick { shard, streams, .. } => {
-                Done::Tick(self.transact(|transaction| Ok(tick(transaction, *shard, streams)?)))
+                Done::Tick(self.transact(false, |transaction| Ok(tick(transaction, *shard, streams)?)))
             }
             Job::WriteDown => Done::WriteDown,
         }
@@ -115,12 +131,12 @@ impl<'c> Writer<'c> {
         if !batch.releasing && self.space.is_full(self.conn) {
             return Err(Error::Full);
         }
-        let mut result = self.transact(|transaction| commit(transaction, batch));
+        let mut result = self.transact(!batch.deferred, |transaction| commit(transaction, batch));
         if matches!(result, Err(Error::Full)) {
             self.space.ran_out();
             if batch.releasing {
                 self.space.open(self.conn);
-                result = self.transact(|transaction| commit(transaction, batch));
+                result = self.transact(!batch.deferred, |transaction| commit(transaction, batch));
                 self.space.close(self.conn);
             }
         }
@@ -137,8 +153,13 @@ impl<'c> Writer<'c> {
         }
     }
 
-    fn transact<T>(&mut self, work: impl FnOnce(&mut Transaction<Sql<'c>>) -> Result<T, Fail>) -> Result<T> {
-        match self.try_transact(work) {
+    /// Does the work in one transaction, which is on the disk when this returns if `sync`.
+    fn transact<T>(
+        &mut self,
+        sync: bool,
+        work: impl FnOnce(&mut Transaction<Sql<'c>>) -> Result<T, Fail>,
+    ) -> Result<T> {
+        match self.try_transact(sync, work) {
             Ok(result) => {
                 self.transaction.committed();
                 Ok(result)
@@ -152,7 +173,16 @@ impl<'c> Writer<'c> {
         }
     }
 
-    fn try_transact<T>(&mut self, work: impl FnOnce(&mut Transaction<Sql<'c>>) -> Result<T, Fail>) -> Result<T, Fail> {
+    fn try_transact<T>(
+        &mut self,
+        sync: bool,
+        work: impl FnOnce(&mut Transaction<Sql<'c>>) -> Result<T, Fail>,
+    ) -> Result<T, Fail> {
+        let sync = sync && self.durable;
+        if sync != self.syncing {
+            schema::set_sync(self.conn, sync)?;
+            self.syncing = sync;
+        }
         if self.stale {
             self.transaction.data.rolled_back(self.conn)?;
             self.stale = false;
@@ -194,7 +224,7 @@ impl<'c> Writer<'c> {
         }
         self.until_sweep = SWEEP;
         let now = self.shared.clock.micros();
-        if let Err(error) = self.transact(|transaction| Ok(transaction.data.sweep_limits(now)?)) {
+        if let Err(error) = self.transact(false, |transaction| Ok(transaction.data.sweep_limits(now)?)) {
             tracing::warn!(%error, "cannot sweep limits");
         }
     }

@@ -278,7 +278,9 @@ async fn an_idle_worker_costs_less_than_two_calls_a_second() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     let calls = server.calls().await.unwrap();
     waiting.abort();
-    // Even with the claims five times as short as a worker's.
-    let total: u64 = calls.iter().map(|(_, calls)| calls).sum();
-    assert!(total <= 6, "{calls:?}");
+    // Redis also counts what functions do inside it.
+    let inside = ["time", "xpending", "xclaim", "xgroup", "xinfo"];
+    let sent = calls.iter().filter(|(name, _)| !inside.iter().any(|inside| name.starts_with(inside)));
+    // Even with claims five times as short as a worker's.
+    assert!(sent.map(|(_, calls)| calls).sum::<u64>() <= 8, "{calls:?}");
 }
