@@ -288,8 +288,8 @@ impl RedisServer {
         value.and_then(|value| value.trim().parse().ok()).with_context(|| format!("no number {field:?} in INFO"))
     }
 
-    /// How many commands clients sent since the last `CONFIG RESETSTAT`, by name; those inside functions and
-    /// those of this handle (`INFO`, `CONFIG`, `AUTH`, `PING`) left out.
+    /// How many commands were run since the last `CONFIG RESETSTAT`, by name: those that clients sent and those
+    /// that functions called. `INFO`, `CONFIG` and `AUTH` are left out, which this handle sends itself.
     ///
     /// # Errors
     /// When the server cannot be reached.

@@ -193,7 +193,10 @@ impl RedisEngine {
         // From here on entries may be ours without our knowledge.
         seat.lost = true;
         let block = millis(most).max(1);
-        let reads = groups.iter().zip(readers).map(|(group, reader)| reader.read(group, claim, block));
+        let reads = groups.iter().zip(readers).map(|(group, reader)| {
+            let replaced = self.link.replaced(reader.shard, reader.generation);
+            reader.read(group, claim, block, replaced)
+        });
         let mut reads: FuturesUnordered<_> = reads.collect();
         let mut outcome = Outcome::default();
         tokio::select! {
@@ -234,7 +237,12 @@ impl RedisEngine {
         match read {
             Read::Entries(claimed) => outcome.claimed.extend(claimed),
             Read::Vanished => outcome.vanished = true,
-            Read::Broken(error) => {
+            Read::Cut => {
+                outcome.lost = true;
+                outcome.vanished = true;
+                return;
+            }
+            Read::Failed(error) => {
                 outcome.lost = true;
                 outcome.error = Some(error);
                 return;
@@ -363,7 +371,9 @@ enum Read {
     Entries(Vec<Claimed>),
     /// The stream or its group is gone.
     Vanished,
-    Broken(Error),
+    /// The connection is of no use any more. Whether Redis is there, the next look finds out.
+    Cut,
+    Failed(Error),
 }
 
 impl Reader {
@@ -381,7 +391,13 @@ impl Reader {
         }
     }
 
-    async fn read(mut self, group: &Group<'_>, claim: &Claim, block: u64) -> (Self, Read) {
+    async fn read(
+        mut self,
+        group: &Group<'_>,
+        claim: &Claim,
+        block: u64,
+        replaced: impl Future<Output = ()>,
+    ) -> (Self, Read) {
         let mut command = redis::cmd("XREADGROUP");
         command.arg("GROUP").arg(GROUP).arg(&claim.consumer).arg("COUNT").arg(claim.limit);
         command.arg("BLOCK").arg(block).arg("STREAMS");
@@ -391,16 +407,21 @@ impl Reader {
         for _ in &group.streams {
             command.arg(">");
         }
-        let answer = timeout(Duration::from_millis(block) + OVERDUE, command.query_async(&mut self.connection)).await;
+        let answer = tokio::select! {
+            answer = command.query_async(&mut self.connection) => answer,
+            () = sleep(Duration::from_millis(block) + OVERDUE) => return (self, Read::Cut),
+            // Or this server is not the one to read from any more.
+            () = replaced => return (self, Read::Cut),
+        };
         let read = match answer {
-            Ok(Ok(answer)) => match group.read_streams(answer) {
+            Ok(answer) => match group.read_streams(answer) {
                 Some(claimed) => Read::Entries(claimed),
-                None => Read::Broken(value::strange()),
+                None => Read::Failed(value::strange()),
             },
             // Also what a master says that became a replica; the next look finds out.
-            Ok(Err(error)) if matches!(error.code(), Some("NOGROUP" | "UNBLOCKED")) => Read::Vanished,
-            Ok(Err(error)) => Read::Broken(Error::Unavailable(error.to_string())),
-            Err(_) => Read::Broken(Error::Unavailable("redis does not answer".to_owned())),
+            Err(error) if matches!(error.code(), Some("NOGROUP" | "UNBLOCKED")) => Read::Vanished,
+            Err(error) if error.is_io_error() => Read::Cut,
+            Err(error) => Read::Failed(Error::Unavailable(error.to_string())),
         };
         (self, read)
     }

@@ -143,6 +143,11 @@ impl Link {
         }
     }
 
+    /// Waits until this connection to the server of a shard is of no use any more.
+    pub(super) async fn replaced(&self, shard: Shard, generation: u64) {
+        self.node(self.owner(shard)).replaced(generation).await;
+    }
+
     /// Sends a command to the server of a shard.
     ///
     /// # Errors

@@ -86,6 +86,14 @@ impl Node {
         }
     }
 
+    /// Waits until this connection is of no use any more.
+    pub(super) async fn replaced(&self, generation: u64) {
+        let mut state = self.state.subscribe();
+        let replaced = state.wait_for(|state| !matches!(state, State::Up(up) if up.generation == generation));
+        // There is always a sender: this node has it.
+        drop(replaced.await);
+    }
+
     /// Says that this connection is of no use any more: from now on, calls wait for the next one.
     pub(super) fn broken(&self, generation: u64) {
         broken(&self.state, generation);

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value, aio::MultiplexedConnection};
 use tokio::{
     sync::{mpsc, watch},
@@ -135,7 +136,14 @@ async fn session(
 ) -> Result<()> {
     let (sender, mut pushes) = mpsc::channel(BUFFER);
     let overflown = Arc::new(AtomicBool::new(false));
-    let mut session = Session { link, sender, overflown, connections: HashMap::new(), channels: HashMap::new() };
+    let mut session = Session {
+        link,
+        sender,
+        overflown,
+        connections: HashMap::new(),
+        channels: HashMap::new(),
+        replaced: FuturesUnordered::new(),
+    };
     let mut first = true;
     loop {
         let channels = wanted.borrow_and_update().clone();
@@ -160,6 +168,10 @@ async fn session(
                     Ok(()) => break,
                     Err(_) => return Ok(()),
                 },
+                // Another server may be the one to listen to now.
+                Some(()) = session.replaced.next() => {
+                    return Err(Error::Unavailable("the connection to redis was replaced".to_owned()));
+                }
                 () = sleep(PING) => session.ping().await?,
             }
         }
@@ -173,6 +185,8 @@ struct Session<'a> {
     overflown: Arc<AtomicBool>,
     connections: HashMap<Place, MultiplexedConnection>,
     channels: HashMap<String, Channel>,
+    /// One for each connection: when the calls go elsewhere.
+    replaced: FuturesUnordered<BoxFuture<'a, ()>>,
 }
 
 impl Session<'_> {
@@ -191,8 +205,10 @@ impl Session<'_> {
         Ok(())
     }
 
-    async fn connect(&self, shard: Shard) -> Result<MultiplexedConnection> {
-        let up = self.link.up(shard, self.link.deadline()).await?;
+    async fn connect(&mut self, shard: Shard) -> Result<MultiplexedConnection> {
+        let link = self.link;
+        let up = link.up(shard, link.deadline()).await?;
+        self.replaced.push(link.replaced(shard, up.generation).boxed());
         let (sender, overflown) = (self.sender.clone(), Arc::clone(&self.overflown));
         let push = move |push: PushInfo| {
             sender.try_send(push).inspect_err(|_| overflown.store(true, Ordering::Relaxed)).map_err(drop)
