@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the real clients (Python, JavaScript, Rust) against a built `rialto`, over the network.
 #
-#   tests/clients/run.sh [python|js|rust] [arguments of pytest, after `python`]
+#   tests/clients/run.sh [python|python03|js|js03|rust] [arguments of pytest, after `python` or `python03`]
 #
 # RIALTO_BIN          the binary under test; default: the newest one below target/
 # SCRIPTED_AGENT_BIN  the test agent; default: beside the binary
@@ -23,26 +23,28 @@ fi
 SCRIPTED_AGENT_BIN=$(realpath "$SCRIPTED_AGENT_BIN")
 export RIALTO_BIN SCRIPTED_AGENT_BIN
 
+# Folders whose name ends in 03 have the last clients of protocol 0.3.
 python_suite() {
-    local wanted installed=python/.venv/installed
-    wanted=$(cat python/requirements.txt; python3 --version)
+    local folder=$1 wanted installed=$1/.venv/installed
+    shift
+    wanted=$(cat "$folder/requirements.txt"; python3 --version)
     if [ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]; then
-        rm -rf python/.venv
-        python3 -m venv python/.venv
-        python/.venv/bin/pip install --quiet --disable-pip-version-check --requirement python/requirements.txt
+        rm -rf "$folder/.venv"
+        python3 -m venv "$folder/.venv"
+        "$folder/.venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$folder/requirements.txt"
         printf '%s' "$wanted" > "$installed"
     fi
-    (cd python && .venv/bin/python -B -m pytest "$@")
+    (cd "$folder" && .venv/bin/python -B -m pytest "$@")
 }
 
 js_suite() {
-    local wanted installed=js/node_modules/.installed
-    wanted=$(cat js/package-lock.json)
+    local folder=$1 wanted installed=$1/node_modules/.installed
+    wanted=$(cat "$folder/package-lock.json")
     if [ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]; then
-        (cd js && npm ci --silent)
+        (cd "$folder" && npm ci --silent)
         printf '%s' "$wanted" > "$installed"
     fi
-    (cd js && node --test)
+    (cd "$folder" && node --test)
 }
 
 rust_suite() {
@@ -50,15 +52,17 @@ rust_suite() {
 }
 
 case "${1:-all}" in
-    python) shift; python_suite "$@" ;;
-    js) js_suite ;;
+    python | python03) python_suite "$@" ;;
+    js | js03) js_suite "$1" ;;
     rust) rust_suite ;;
     all)
         failed=0
-        js_suite || failed=1
+        js_suite js || failed=1
+        js_suite js03 || failed=1
         rust_suite || failed=1
-        python_suite --quiet || failed=1
+        python_suite python03 --quiet || failed=1
+        python_suite python --quiet || failed=1
         exit "$failed"
         ;;
-    *) echo "usage: $0 [python|js|rust]" >&2; exit 2 ;;
+    *) echo "usage: $0 [python|python03|js|js03|rust]" >&2; exit 2 ;;
 esac

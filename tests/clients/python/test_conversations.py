@@ -149,13 +149,15 @@ def test_c55_conversation_state_leaks_between_contexts(clients, context):
     """50 conversations at once: each knows what was said in it, and nothing else."""
 
     def talk(number: int):
-        client, place = clients(WIRES[number % 3], "/extra"), f"{context}-{number}"
-        send(client, f"remember secret-{number}", contextId=place)
-        assert answer(send(client, "recall", contextId=place)) == f"secret-{number}"
-        assert answer(send(client, "recall", contextId=f"{place}-new")) == ""
-        assert answer(send(client, "recall")) == ""
+        client, place = clients(WIRES[number % 3]), f"{context}-{number}"
+        send(client, f"remember: secret-{number}", contextId=place)
+        assert answer(send(client, "what did I say?", contextId=place)) == f"secret-{number}"
+        assert answer(send(client, "what did I say?", contextId=f"{place}-new")) == "nothing"
+        assert answer(send(client, "what did I say?")) == "nothing"
+        # The same context id at another agent is another context.
+        assert answer(send(clients(WIRES[number % 3], "/queue"), "what did I say?", contextId=place)) == "nothing"
 
-    with ThreadPoolExecutor(10) as pool:
+    with ThreadPoolExecutor(25) as pool:
         list(pool.map(talk, range(50)))
 
 
@@ -332,7 +334,7 @@ def test_an_agent_that_rejects_gives_a_rejected_task(clients):
         task = send(client, "reject")
         assert state(task) == "REJECTED" and task["status"]["timestamp"]
         assert task["status"]["message"]["parts"] == [{"text": "not today"}]
-        refused("UNSUPPORTED_OPERATION", lambda client=client, task=task: send(client, "recall", taskId=task["id"]))
+        refused("UNSUPPORTED_OPERATION", lambda client=client, task=task: send(client, "env", taskId=task["id"]))
 
 
 def test_each_turn_has_its_own_idempotency_key(clients):

@@ -1,7 +1,6 @@
 """An agent in plain Python, one process for each turn: what the scripted agent has no command for."""
 
 import json
-import re
 import sys
 import time
 
@@ -14,12 +13,7 @@ def main() -> None:
     turn = json.loads(sys.stdin.readline())
     text = "".join(part.get("text", "") for part in turn["message"]["parts"])
     command, _, rest = text.partition(" ")
-    if command == "remember":
-        say(type="text", text="noted")
-    elif command == "recall":
-        earlier = "\n".join(part.get("text", "") for one in turn["conversation"] for part in one["parts"])
-        say(type="text", text=",".join(re.findall(r"remember (\S+)", earlier)))
-    elif command == "artifact":
+    if command == "artifact":
         # Created, extended, and, when asked, replaced.
         say(type="artifact", artifactId="a1", parts=[{"text": "Hello"}], metadata={"j": 1, "k": 1})
         say(type="artifact", artifactId="a1", append=True, parts=[{"text": " world"}], metadata={"k": 2})
