@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 use url::Url;
 
 use super::{Agent, Backend, Card, Config, Limits, StoreKind, load::Broken};
-use crate::units::{Size, Span};
+use crate::{
+    Secret,
+    units::{Size, Span},
+};
 
 /// First path segments that Rialto needs for itself, on every host.
 const RESERVED: [&str; 16] = [
@@ -174,6 +177,36 @@ impl Rules {
                     "must name a program, such as [\"python3\", \"agent.py\"]".to_owned()
                 });
             }
+            Backend::Openai {
+                model,
+                base_url,
+                api_key,
+                temperature,
+                max_output_tokens,
+                first_token_timeout,
+                stall_timeout,
+                ..
+            } => {
+                let key = |name: &str| format!("{at}.backend.{name}");
+                self.filled(&key("model"), model);
+                if let Some(Err(problem)) = base_url.as_deref().map(check_base_url) {
+                    self.broken(&key("base-url"), problem);
+                }
+                match api_key.as_ref().map(Secret::expose) {
+                    Some(secret) => self.require(is_token(secret), &key("api-key"), || {
+                        "must be one line of visible characters".to_owned()
+                    }),
+                    None => self.require(base_url.is_some(), &key("api-key"), || {
+                        "is needed, here or as OPENAI_API_KEY in the environment".to_owned()
+                    }),
+                }
+                self.require(temperature.is_none_or(|it| (0.0..=2.0).contains(&it)), &key("temperature"), || {
+                    "must be 0 to 2".to_owned()
+                });
+                self.at_least_one(&key("max-output-tokens"), max_output_tokens.map_or(1, u64::from));
+                self.positive(&key("first-token-timeout"), *first_token_timeout);
+                self.positive(&key("stall-timeout"), *stall_timeout);
+            }
         }
         self.at_least_one(&key("max-concurrent"), agent.max_concurrent as u64);
         self.at_least_one(&key("max-attempts"), u64::from(agent.max_attempts));
@@ -284,6 +317,24 @@ fn check_public_url(text: &str) -> Result<(), &'static str> {
         return Err("must have a plain path without \"/\" at its end");
     }
     Ok(())
+}
+
+/// Problems do not quote the URL, which may hold a password.
+fn check_base_url(text: &str) -> Result<(), &'static str> {
+    const EXAMPLE: &str = "must be an http or https URL such as \"http://127.0.0.1:11434/v1\"";
+    let url = Url::parse(text).map_err(|_| EXAMPLE)?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(EXAMPLE);
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must not hold a user name or password; use api-key");
+    }
+    Ok(())
+}
+
+/// Something that can be sent as a bearer token.
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 fn check_mount(mount: &str) -> Result<(), String> {

@@ -97,6 +97,7 @@ fn wanted(expected: &dyn Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {
         "usize" | "u8" | "u16" | "u32" | "u64" => "a whole number that is not negative".to_owned(),
+        "f64" => "a number".to_owned(),
         "a boolean" => "true or false".to_owned(),
         "a sequence" => "a list".to_owned(),
         _ if text.starts_with("struct ") => "a map".to_owned(),

@@ -12,10 +12,11 @@ use config::{FileFormat, Source as _};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Config, check,
+    Backend, Config, check,
     de::{De, closest},
     tree::{self, Node, Origin, Path},
 };
+use crate::Secret;
 
 /// Larger than any configuration that a person wrote.
 const MAX_FILE: u64 = 4 << 20;
@@ -104,7 +105,15 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
         let path: Vec<_> = flag.key.split('.').collect();
         reading.set(&path, &flag.value, &Origin::Flag(flag.name.into()));
     }
-    reading.finish(check::check).map(|config| Loaded { config, warnings })
+    let config = reading.finish(|config: &mut Config| {
+        let filled_in = fill_in(config, &sources.variables);
+        let named = |(key, problem): Broken| match filled_in.get(&key) {
+            Some(name) => (key, format!("{name} in the environment {problem}")),
+            None => (key, problem),
+        };
+        check::check(config).into_iter().map(named).collect()
+    })?;
+    Ok(Loaded { config, warnings })
 }
 
 /// Reads a configuration from YAML text, as from a file of that name.
@@ -114,7 +123,28 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
 pub fn parse_yaml(name: &str, text: &str) -> Result<Config, Faults> {
     let mut reading = Reading::new();
     reading.text(name, text, FileFormat::Yaml);
-    reading.finish(check::check)
+    reading.finish(|config| check::check(config))
+}
+
+/// Takes endpoints and keys of models from the variables that every tool of that kind reads. Returns the keys that
+/// were filled in, with the names of their variables.
+fn fill_in(config: &mut Config, variables: &BTreeMap<String, String>) -> BTreeMap<String, &'static str> {
+    let mut filled_in = BTreeMap::new();
+    for (at, agent) in config.agents.iter_mut().enumerate() {
+        let Backend::Openai { base_url, api_key, .. } = &mut agent.backend else { continue };
+        let mut variable = |key: &str, name: &'static str| {
+            let value = variables.get(name).filter(|value| !value.is_empty()).cloned();
+            filled_in.extend(value.as_ref().map(|_| (format!("agents[{at}].backend.{key}"), name)));
+            value
+        };
+        if base_url.is_none() {
+            *base_url = variable("base-url", "OPENAI_BASE_URL");
+        }
+        if api_key.is_none() {
+            *api_key = variable("api-key", "OPENAI_API_KEY").map(Secret::from);
+        }
+    }
+    filled_in
 }
 
 /// A rule that a typed configuration breaks: the key, and what would be right.
@@ -197,10 +227,13 @@ impl Reading {
     }
 
     /// Types the tree. Each fault is mended (the key removed, the value replaced by a hole) until no fault is
-    /// left; then the rules are checked, except at the places that were mended.
-    pub(super) fn finish<T: DeserializeOwned>(mut self, rules: impl FnOnce(&T) -> Vec<Broken>) -> Result<T, Faults> {
+    /// left; then the rules are checked (and may fill in what is missing), except at the places that were mended.
+    pub(super) fn finish<T: DeserializeOwned>(
+        mut self,
+        rules: impl FnOnce(&mut T) -> Vec<Broken>,
+    ) -> Result<T, Faults> {
         let mut mended: Vec<String> = Vec::new();
-        let typed = loop {
+        let mut typed = loop {
             let fault = match T::deserialize(De::new(&self.tree)) {
                 Ok(typed) => break Some(typed),
                 Err(fault) => fault,
@@ -218,7 +251,7 @@ impl Reading {
                 break None;
             }
         };
-        if let Some(typed) = &typed {
+        if let Some(typed) = &mut typed {
             for (key, problem) in rules(typed) {
                 let doubtful = |mended: &String| {
                     let (short, long) = if mended.len() < key.len() { (mended, &key) } else { (&key, mended) };

@@ -18,7 +18,10 @@ pub use self::{
     print::to_yaml,
 };
 
-use crate::units::{Size, Span};
+use crate::{
+    Secret,
+    units::{Size, Span},
+};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -161,6 +164,35 @@ pub enum Backend {
         /// Processes stay and take many turns, instead of one process per turn.
         #[serde(default)]
         persistent: bool,
+    },
+    /// A model behind an OpenAI-compatible chat-completions endpoint (`docs/agents.md`).
+    Openai {
+        /// The model, by the endpoint's name.
+        model: String,
+        /// Where the API is. Default: `OPENAI_BASE_URL` of the environment, or else OpenAI's own.
+        #[serde(default)]
+        base_url: Option<String>,
+        /// Default: `OPENAI_API_KEY` of the environment.
+        #[serde(default)]
+        api_key: Option<Secret>,
+        /// What the model is told before the conversation.
+        #[serde(default)]
+        system_prompt: Option<String>,
+        /// How freely it speaks, 0 to 2. Default: the endpoint's.
+        #[serde(default)]
+        temperature: Option<f64>,
+        /// Tokens of one answer at most. Default: the endpoint's.
+        #[serde(default)]
+        max_output_tokens: Option<u32>,
+        /// Images of messages are shown to the model, instead of being mentioned.
+        #[serde(default)]
+        images: bool,
+        /// From a request to the first sign of an answer.
+        #[serde(default = "first_token_timeout")]
+        first_token_timeout: Span,
+        /// Between two pieces of an answer.
+        #[serde(default = "stall_timeout")]
+        stall_timeout: Span,
     },
 }
 
@@ -357,6 +389,14 @@ const fn max_attempts() -> u32 {
 
 const fn kill_grace() -> Span {
     Span::secs(5)
+}
+
+const fn first_token_timeout() -> Span {
+    Span::secs(120)
+}
+
+const fn stall_timeout() -> Span {
+    Span::secs(60)
 }
 
 impl Default for Config {

@@ -83,7 +83,7 @@ agents:
 "
     ), @r#"
         lissen: unknown key; did you mean listen? (r.yaml)
-        agents[0].backend.type: "comand" is not one of echo, command; did you mean command? (r.yaml)
+        agents[0].backend.type: "comand" is not one of echo, command, openai; did you mean command? (r.yaml)
         agents[1].backend.comand: unknown key; did you mean command? (r.yaml)
         agents[1].backend.persistent: expected true or false, found "perhaps" (r.yaml)
         agents[1].backend.command: is required (r.yaml)
@@ -253,7 +253,7 @@ fn faults_name_the_variable_that_they_come_from() {
     insta::assert_snapshot!(faults.unwrap_err().to_string(), @r#"
         the key above it holds a single value, set in r.yaml (RIALTO__LISTEN__PORT in the environment)
         agents[0].mounts: unknown key; did you mean mount? (RIALTO__AGENTS in the environment)
-        agents[0].backend: "ecko" is not one of echo, command; did you mean echo? (RIALTO__AGENTS in the environment)
+        agents[0].backend: "ecko" is not one of echo, command, openai; did you mean echo? (RIALTO__AGENTS in the environment)
         agents[0].lease: expected a time such as "30s" or "10m", found the number 5 (RIALTO__AGENTS in the environment)
         ephemeral: expected true or false, found "perhaps" (RIALTO__EPHEMERAL in the environment)
         limits.part: unknown key; did you mean parts? (RIALTO__LIMITS__PART in the environment)
@@ -261,6 +261,44 @@ fn faults_name_the_variable_that_they_come_from() {
     "#);
     let faults = with_variables("agents: [{id: a, backend: echo}]", &[("RIALTO__AGENTS__5__ID", "b")]);
     insta::assert_snapshot!(faults.unwrap_err().to_string(), @"the list has 1 entries; 5 is past them (RIALTO__AGENTS__5__ID in the environment)");
+}
+
+#[test]
+fn a_model_is_taken_from_the_variables_that_every_tool_reads() {
+    let openai = |yaml: &str, variables: &[(&str, &str)]| {
+        let yaml = format!("agents: [{{id: a, backend: {{type: openai, model: m{yaml}}}}}]");
+        with_variables(&yaml, variables).map(|loaded| match &loaded.config.agents[0].backend {
+            Backend::Openai { base_url, api_key, .. } => {
+                (base_url.clone(), api_key.as_ref().map(|key| key.expose().to_owned()))
+            }
+            other => panic!("{other:?}"),
+        })
+    };
+    let some = |text: &str| Some(text.to_owned());
+    let both = [("OPENAI_BASE_URL", "http://e.test/v1"), ("OPENAI_API_KEY", "e")];
+    assert_eq!(openai("", &both).unwrap(), (some("http://e.test/v1"), some("e")));
+    assert_eq!(openai("", &both[1..]).unwrap(), (None, some("e")));
+    let own = ", base-url: 'http://c.test', api-key: c";
+    assert_eq!(openai(own, &both).unwrap(), (some("http://c.test"), some("c")));
+    // A server of one's own may ask for no key; OpenAI does.
+    assert_eq!(openai(", base-url: 'http://c.test'", &[]).unwrap(), (some("http://c.test"), None));
+    let faults = [
+        openai("", &[("OPENAI_API_KEY", "")]),
+        openai("", &[("OPENAI_BASE_URL", "http://u:p@e.test"), ("OPENAI_API_KEY", "a b")]),
+        openai(", base-url: e.test, temperature: 3, max_output_tokens: 0, stall-timeout: 0", &[]),
+        openai(", temperature: hot, api-kee: x", &both),
+    ];
+    insta::assert_snapshot!(faults.map(|faults| faults.unwrap_err().to_string()).join("\n"), @r#"
+        agents[0].backend.api-key: is needed, here or as OPENAI_API_KEY in the environment (r.yaml)
+        agents[0].backend.base-url: OPENAI_BASE_URL in the environment must not hold a user name or password; use api-key (r.yaml)
+        agents[0].backend.api-key: OPENAI_API_KEY in the environment must be one line of visible characters (r.yaml)
+        agents[0].backend.base-url: must be an http or https URL such as "http://127.0.0.1:11434/v1" (r.yaml)
+        agents[0].backend.temperature: must be 0 to 2 (r.yaml)
+        agents[0].backend.max-output-tokens: must be at least 1 (r.yaml)
+        agents[0].backend.stall-timeout: must be longer than 0 (r.yaml)
+        agents[0].backend.api-kee: unknown key; did you mean api-key? (r.yaml)
+        agents[0].backend.temperature: expected a number, found "hot" (r.yaml)
+    "#);
 }
 
 #[test]
@@ -374,6 +412,23 @@ fn what_is_printed_can_be_read_back_and_shows_no_secret() {
     assert!(!printed.contains("s3cr3t"), "{printed}");
     insta::assert_snapshot!(printed);
     assert_eq!(to_yaml(&parse_yaml("printed.yaml", &printed).unwrap()), printed);
+}
+
+#[test]
+fn every_key_is_documented() {
+    const DOCS: &str = include_str!("../../../../docs/configuration.md");
+    // One of each thing that may be in a list.
+    let yaml = "agents: [{id: a, backend: {type: command, command: [x]}, card: {provider: {organization: o}, \
+                skills: [{id: s, name: n, description: d, tags: [t]}], extensions: [{uri: 'urn:x'}]}}]";
+    let model = "agents: [{id: a, backend: {type: openai, model: m, base-url: 'http://e.test'}}]";
+    let printed = [yaml, model].map(|yaml| to_yaml(&parse_yaml("r.yaml", yaml).unwrap())).concat();
+    for line in printed.lines() {
+        let Some((key, _)) = line.trim_start_matches([' ', '-']).split_once(':') else { continue };
+        if line.trim_start_matches([' ', '-']).starts_with(|c: char| c.is_ascii_lowercase()) && key != "type" {
+            let as_key = [format!("`{key}`"), format!(".{key}`")];
+            assert!(as_key.iter().any(|key| DOCS.contains(key.as_str())), "{key} is missing in docs/configuration.md");
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
