@@ -49,6 +49,8 @@ pub(crate) struct Agent {
     pub(crate) streaming: bool,
     /// See `continue-waiting` of the configuration.
     pub(crate) continue_waiting: bool,
+    /// Whether protocol 0.3 is served.
+    pub(crate) serves_v03: bool,
     pub(crate) extensions: Vec<AgentExtension>,
     pub(crate) max_age_secs: u64,
     pub(crate) card: card::Template,
@@ -89,6 +91,7 @@ impl Agent {
             policy: policy(agent, limits),
             streaming: agent.card.streaming,
             continue_waiting: agent.continue_waiting,
+            serves_v03: agent.a2a_v03,
             card: card::Template::new(agent, extensions.clone()),
             extensions,
             max_age_secs: agent.card.max_age.as_millis() / 1000,

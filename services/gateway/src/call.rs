@@ -5,21 +5,88 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use rialto_a2a::{Error, Kind, Result, v1::AgentExtension};
+use rialto_a2a::{Error, Kind, Result, v1::AgentExtension, v03};
 use tokio::time::Instant;
 
-use crate::{EVENT_NUMBER, VERSIONS, agents::Agent};
+use crate::{EVENT_NUMBER, agents::Agent};
 
 pub(crate) const A2A_VERSION: HeaderName = HeaderName::from_static("a2a-version");
-pub(crate) const A2A_EXTENSIONS: HeaderName = HeaderName::from_static("a2a-extensions");
 pub(crate) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// A version of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    V1,
+    /// Only by JSON-RPC, and only on agents that are configured to.
+    V03,
+}
+
+impl Version {
+    /// As `A2A-Version` and cards say it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::V1 => "1.0",
+            Self::V03 => "0.3",
+        }
+    }
+
+    const fn number(self) -> (u32, u32) {
+        match self {
+            Self::V1 => (1, 0),
+            Self::V03 => (0, 3),
+        }
+    }
+
+    /// Where clients name extensions; answers use the first.
+    fn extensions_headers(self) -> &'static [HeaderName] {
+        static NAMES: [HeaderName; 2] =
+            [HeaderName::from_static(v03::EXTENSIONS_HEADER), HeaderName::from_static("a2a-extensions")];
+        match self {
+            Self::V1 => &NAMES[1..],
+            Self::V03 => &NAMES,
+        }
+    }
+
+    /// Serves `major.minor` of what is asked for; nothing said means 0.3 (spec §3.6.2).
+    fn check(self, headers: &HeaderMap, query: Option<&str>) -> Result<()> {
+        let mut said = headers.get_all(A2A_VERSION).iter();
+        let version = match (said.next(), said.next()) {
+            (None, _) => query.unwrap_or_default(),
+            (Some(one), None) => one.to_str().unwrap_or("?"),
+            (Some(_), Some(_)) => return Err(self.unsupported("more than one version")),
+        };
+        match version.trim() {
+            "" if self == Self::V03 => Ok(()),
+            "" => Err(self.unsupported("0.3, which no A2A-Version means,")),
+            version if version == self.name() || major_minor(version) == Some(self.number()) => Ok(()),
+            other => Err(self.unsupported(&other.chars().take(32).collect::<String>())),
+        }
+    }
+
+    fn unsupported(self, version: &str) -> Error {
+        let supported = self.name();
+        let text = format!("Protocol version not supported: {version}; supported versions: {supported}");
+        Error::new(Kind::VersionNotSupported, text).with("supportedVersions", supported)
+    }
+}
+
+fn major_minor(version: &str) -> Option<(u32, u32)> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let (major, rest) = version.split_once('.')?;
+    let minor = rest.split('.').next()?;
+    if !version.split('.').all(is_number) {
+        return None;
+    }
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
 
 /// A call on an agent.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) agent: Arc<Agent>,
+    version: Version,
     pub(crate) caller: Caller,
     /// Which of the agent's extensions the client declared.
     declared: Vec<bool>,
@@ -40,16 +107,24 @@ pub(crate) struct Caller {
 }
 
 impl Call {
-    /// Reads service parameters. `version` is the one of the query string, which counts when no header says it.
+    /// Reads service parameters of a request that can only be one of `version`. `query` is the version of the query
+    /// string, which counts when no header says it.
     ///
     /// # Errors
     /// VersionNotSupported; a `Last-Event-ID` that is not a number.
-    pub(crate) fn new(agent: Arc<Agent>, tenant: String, headers: &HeaderMap, version: Option<&str>) -> Result<Self> {
-        check_version(headers, version)?;
+    pub(crate) fn new(
+        agent: Arc<Agent>,
+        version: Version,
+        tenant: String,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Result<Self> {
+        version.check(headers, query)?;
         Ok(Self {
             caller: Caller { tenant, owner: String::new() },
-            declared: declared(headers, agent.extensions.iter().map(|extension| &extension.uri[..])),
+            declared: declared(headers, version, agent.extensions.iter().map(|extension| &extension.uri[..])),
             agent,
+            version,
             deadline: headers.get(GRPC_TIMEOUT).and_then(grpc_timeout).map(|timeout| Instant::now() + timeout),
             traceparent: traceparent(headers).unwrap_or_default().to_owned(),
             last_event: last_event(headers)?,
@@ -68,11 +143,15 @@ impl Call {
         self.extensions().any(|(extension, declared)| declared && extension.uri == EVENT_NUMBER)
     }
 
-    /// The extensions that are in effect, for the response's `A2A-Extensions` (spec §4.6).
-    pub(crate) fn activated(&self) -> Option<HeaderValue> {
+    /// The extensions that are in effect, as a header of the response (spec §4.6).
+    pub(crate) fn activated(&self) -> Option<(HeaderName, HeaderValue)> {
         let active = self.extensions().filter(|(_, declared)| *declared).map(|(extension, _)| &extension.uri[..]);
         let uris: Vec<&str> = active.collect();
-        if uris.is_empty() { None } else { HeaderValue::from_str(&uris.join(", ")).ok() }
+        if uris.is_empty() {
+            return None;
+        }
+        let header = self.version.extensions_headers().first()?.clone();
+        Some((header, HeaderValue::from_str(&uris.join(", ")).ok()?))
     }
 
     /// Refuses a client that does not know what this agent requires (spec §3.3.4).
@@ -89,39 +168,11 @@ impl Call {
     }
 }
 
-/// Serves `major.minor` of what is asked for; nothing said means 0.3 (spec §3.6.2).
-fn check_version(headers: &HeaderMap, query: Option<&str>) -> Result<()> {
-    let mut said = headers.get_all(A2A_VERSION).iter();
-    let version = match (said.next(), said.next()) {
-        (None, _) => query.unwrap_or_default(),
-        (Some(one), None) => one.to_str().unwrap_or("?"),
-        (Some(_), Some(_)) => return Err(unsupported("more than one version")),
-    };
-    let version = version.trim();
-    if version == VERSIONS[0] {
-        return Ok(());
-    }
-    let mut numbers = version.split('.');
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let well_formed = version.split('.').all(is_number) && version.contains('.');
-    let number = |text: Option<&str>| text.map(|text| text.trim_start_matches('0').to_owned());
-    match (number(numbers.next()), number(numbers.next())) {
-        (Some(major), Some(minor)) if well_formed && major == "1" && minor.is_empty() => Ok(()),
-        _ if version.is_empty() => Err(unsupported("0.3, which no A2A-Version means,")),
-        _ => Err(unsupported(&version.chars().take(32).collect::<String>())),
-    }
-}
-
-fn unsupported(version: &str) -> Error {
-    let supported = VERSIONS.join(", ");
-    let text = format!("Protocol version not supported: {version}; supported versions: {supported}");
-    Error::new(Kind::VersionNotSupported, text).with("supportedVersions", supported)
-}
-
 /// Which of the known URIs are in a comma list that may be spread over several headers. What is not known is not
 /// kept, so that a long list costs no more than reading it.
-fn declared<'k>(headers: &HeaderMap, known: impl Iterator<Item = &'k str>) -> Vec<bool> {
-    let mut lines = headers.get_all(A2A_EXTENSIONS).iter().filter_map(|line| line.to_str().ok()).peekable();
+fn declared<'k>(headers: &HeaderMap, version: Version, known: impl Iterator<Item = &'k str>) -> Vec<bool> {
+    let lines = version.extensions_headers().iter().flat_map(|name| headers.get_all(name));
+    let mut lines = lines.filter_map(|line| line.to_str().ok()).peekable();
     if lines.peek().is_none() {
         return Vec::new();
     }
@@ -203,28 +254,61 @@ mod tests {
 
     #[test]
     fn versions_are_compared_by_major_and_minor() {
-        let version = |value: &str| check_version(&headers(&[("a2a-version", value)]), None);
-        for served in ["1.0", " 1.0 ", "1.0.7", "1.0.0", "01.00"] {
-            version(served).unwrap_or_else(|error| panic!("{served}: {error}"));
+        let check = |of: Version, value: &str| of.check(&headers(&[("a2a-version", value)]), None);
+        let served = ["1.0", " 1.0 ", "1.0.7", "1.0.0", "01.00"];
+        let served_v03 = ["0.3", " 0.3", "0.3.0", "0.3.26", "00.03"];
+        let never = [
+            "99.0",
+            "1",
+            "0",
+            "1.1",
+            "0.2.5",
+            "0.30",
+            "1.0,0.3",
+            "abc",
+            "1.",
+            ".1",
+            "1.0.",
+            "0.3.",
+            "1.0-rc",
+            "v1.0",
+            "1..0",
+            "4294967297.0",
+        ];
+        for (of, served, other, name) in
+            [(Version::V1, served, served_v03, "1.0"), (Version::V03, served_v03, served, "0.3")]
+        {
+            for version in served {
+                check(of, version).unwrap_or_else(|error| panic!("{version}: {error}"));
+            }
+            for version in other.iter().chain(&never) {
+                let error = check(of, version).expect_err(version);
+                assert_eq!(error.kind, Kind::VersionNotSupported, "{version}");
+                assert_eq!(error.metadata["supportedVersions"], name);
+            }
+            let twice = headers(&[("a2a-version", name), ("a2a-version", name)]);
+            assert!(of.check(&twice, None).is_err());
+            of.check(&HeaderMap::new(), Some(name)).unwrap();
+            of.check(&headers(&[("a2a-version", name)]), Some("7.0")).expect("the header wins");
+            assert!(of.check(&headers(&[("a2a-version", "7.0")]), Some(name)).is_err(), "the header wins");
         }
-        for refused in ["99.0", "1", "1.1", "0.3", "1.0,0.3", "abc", "", "1.", ".1", "1.0.", "1.0-rc", "v1.0", "1..0"] {
-            let error = version(refused).expect_err(refused);
-            assert_eq!(error.kind, Kind::VersionNotSupported, "{refused}");
-            assert_eq!(error.metadata["supportedVersions"], "1.0");
-        }
-        assert!(check_version(&HeaderMap::new(), None).is_err());
-        check_version(&HeaderMap::new(), Some("1.0")).unwrap();
-        assert!(check_version(&headers(&[("a2a-version", "0.3")]), Some("1.0")).is_err(), "the header wins");
-        assert!(check_version(&headers(&[("a2a-version", "1.0"), ("a2a-version", "1.0")]), None).is_err());
+        assert!(Version::V1.check(&HeaderMap::new(), None).is_err(), "nothing said means 0.3");
+        assert!(check(Version::V1, "").is_err());
+        Version::V03.check(&HeaderMap::new(), None).unwrap();
+        check(Version::V03, "").unwrap();
     }
 
     #[test]
     fn lists_and_repeats_of_extensions_are_equal() {
-        let known = || ["urn:a", "urn:b", "urn:c"].into_iter();
-        let one = declared(&headers(&[("a2a-extensions", "urn:a, urn:x,urn:B,,urn:a , urn:b")]), known());
-        let two = declared(&headers(&[("a2a-extensions", "urn:b"), ("a2a-extensions", "urn:a")]), known());
-        assert_eq!((&one[..], &two[..]), (&[true, true, false][..], &[true, true, false][..]));
-        assert!(declared(&HeaderMap::new(), known()).is_empty());
+        let of = |version, pairs: &[_]| declared(&headers(pairs), version, ["urn:a", "urn:b", "urn:c"].into_iter());
+        let one = of(Version::V1, &[("a2a-extensions", "urn:a, urn:x,urn:B,,urn:a , urn:b")]);
+        let two = of(Version::V1, &[("a2a-extensions", "urn:b"), ("a2a-extensions", "urn:a")]);
+        let both = of(Version::V03, &[("x-a2a-extensions", "urn:b"), ("a2a-extensions", "urn:a")]);
+        for all in [one, two, both] {
+            assert_eq!(all, [true, true, false]);
+        }
+        assert!(of(Version::V1, &[]).is_empty());
+        assert!(of(Version::V1, &[("x-a2a-extensions", "urn:a")]).is_empty());
     }
 
     #[test]

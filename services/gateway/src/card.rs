@@ -14,11 +14,11 @@ use jiff::{Timestamp, fmt::rfc2822};
 use rialto_a2a::{
     Error, Result, json,
     v1::{AgentCapabilities, AgentCard, AgentExtension, AgentInterface, AgentProvider, AgentSkill},
-    validate,
+    v03,
 };
 use rialto_runtime::config::{self, Binding};
 
-use crate::{EVENT_NUMBER, VERSIONS, forwarded::Base};
+use crate::{EVENT_NUMBER, call::Version, forwarded::Base};
 
 /// Cards of one agent that are kept, one per public URL; more than one only behind proxies of several names.
 const KEPT: usize = 16;
@@ -28,6 +28,8 @@ const KEPT: usize = 16;
 pub(crate) struct Template {
     card: AgentCard,
     bindings: Vec<Binding>,
+    /// Whether clients of 0.3 are to find their way, too.
+    serves_v03: bool,
     /// Most recently used last.
     made: Mutex<VecDeque<(Base, Arc<Card>)>>,
 }
@@ -63,8 +65,12 @@ pub(crate) fn extensions(card: &config::Card) -> Result<Vec<AgentExtension>> {
 }
 
 impl Template {
+    /// Fills what is REQUIRED (spec §4.4.1) and not configured.
     pub(crate) fn new(agent: &config::Agent, extensions: Vec<AgentExtension>) -> Self {
         let config = &agent.card;
+        let or = |text: &str, fallback: &str| if text.trim().is_empty() { fallback } else { text }.to_owned();
+        let name = or(config.name.as_deref().unwrap_or_default(), &agent.id);
+        let description = or(&config.description, &name);
         let skill = |skill: &config::Skill| AgentSkill {
             id: skill.id.clone(),
             name: skill.name.clone(),
@@ -75,9 +81,19 @@ impl Template {
             output_modes: skill.output_modes.clone(),
             security_requirements: Vec::new(),
         };
+        let mut skills: Vec<_> = config.skills.iter().map(skill).collect();
+        if skills.is_empty() {
+            skills.push(AgentSkill {
+                id: agent.id.clone(),
+                name: name.clone(),
+                description: description.clone(),
+                tags: vec![agent.id.clone()],
+                ..AgentSkill::default()
+            });
+        }
         let card = AgentCard {
-            name: config.name.clone().unwrap_or_else(|| agent.id.clone()),
-            description: config.description.clone(),
+            name,
+            description,
             provider: config.provider.as_ref().map(|provider| AgentProvider {
                 url: provider.url.clone(),
                 organization: provider.organization.clone(),
@@ -93,10 +109,10 @@ impl Template {
             }),
             default_input_modes: config.input_modes.clone(),
             default_output_modes: config.output_modes.clone(),
-            skills: config.skills.iter().map(skill).collect(),
+            skills,
             ..AgentCard::default()
         };
-        Self { card, bindings: config.bindings.clone(), made: Mutex::default() }
+        Self { card, bindings: config.bindings.clone(), serves_v03: agent.a2a_v03, made: Mutex::default() }
     }
 
     /// The card with the URLs of an agent that is reached under `base`.
@@ -108,8 +124,12 @@ impl Template {
             made.push_back(hit);
             return Ok(card);
         }
-        let card = AgentCard { supported_interfaces: self.interfaces(agent, base), ..self.card.clone() };
-        let json = Bytes::from(validate::card_json_with_required(&card)?.to_string());
+        let mut card = AgentCard { supported_interfaces: self.interfaces(agent, base), ..self.card.clone() };
+        if let Some(provider) = card.provider.as_mut().filter(|provider| provider.url.is_empty()) {
+            // REQUIRED; whoever runs the agent runs the site that it is on.
+            provider.url = base.url();
+        }
+        let json = Bytes::from(v03::card(&card)?.to_string());
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &json);
         let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
         let etag = HeaderValue::from_str(&format!("\"sha256-{hex}\"")).expect("hex is fit for a header");
@@ -121,7 +141,7 @@ impl Template {
         Ok(card)
     }
 
-    /// One interface per binding, and one more per binding and tenant.
+    /// One interface per binding, one more per binding and tenant, and one for 0.3, which has no tenants.
     fn interfaces(&self, agent: &crate::agents::Agent, base: &Base) -> Vec<AgentInterface> {
         let url = format!("{}{}", base.url(), agent.mount);
         let tenants = || std::iter::once("").chain(agent.tenants.iter().map(String::as_str));
@@ -139,10 +159,14 @@ impl Template {
                 url,
                 protocol_binding: protocol_binding.to_owned(),
                 tenant,
-                protocol_version: VERSIONS[0].to_owned(),
+                protocol_version: Version::V1.name().to_owned(),
             }
         };
-        tenants().flat_map(|tenant| self.bindings.iter().map(move |&binding| one(binding, tenant))).collect()
+        let v03 = self
+            .serves_v03
+            .then(|| AgentInterface { protocol_version: Version::V03.name().to_owned(), ..one(Binding::Jsonrpc, "") });
+        let v1 = tenants().flat_map(|tenant| self.bindings.iter().map(move |&binding| one(binding, tenant)));
+        v1.chain(v03).collect()
     }
 }
 

@@ -9,9 +9,11 @@ use rialto_runtime::config::Config;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 const REQUEST_HEADERS: HeaderValue = HeaderValue::from_static(
-    "content-type, authorization, a2a-version, a2a-extensions, last-event-id, traceparent, tracestate, idempotency-key",
+    "content-type, authorization, a2a-version, a2a-extensions, x-a2a-extensions, last-event-id, traceparent, tracestate, \
+     idempotency-key",
 );
-const RESPONSE_HEADERS: HeaderValue = HeaderValue::from_static("a2a-extensions, retry-after, www-authenticate");
+const RESPONSE_HEADERS: HeaderValue =
+    HeaderValue::from_static("a2a-extensions, x-a2a-extensions, retry-after, www-authenticate");
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 

@@ -28,9 +28,6 @@ use crate::{
     agents::Agents, bindings::Doors, cors::Cors, follow::Follower, forwarded::Forwarded, operations::Operations,
 };
 
-/// The protocol versions that are served, by `major.minor`.
-pub const VERSIONS: [&str; 1] = ["1.0"];
-
 /// URI of the extension by which events carry their number in `metadata` under this same key, on all bindings.
 /// Event streams over HTTP carry it as the `id` of each event in any case.
 pub const EVENT_NUMBER: &str = "urn:rialto:event-number:v1";

@@ -185,7 +185,8 @@ impl Operations {
                 let watch = watch.clone();
                 async move { tasks.watch(watch).await }
             })
-            .await?;
+            .await
+            .map_err(|error| if call.last_event.is_some() { about_last_event(error) } else { error })?;
         self.follower.follow(permit, call, scope, updates, Some(request.id), Follow::Task).await
     }
 
@@ -388,6 +389,17 @@ async fn within<T>(call: &Call, work: impl Future<Output = T>) -> Result<T> {
     match call.deadline {
         Some(deadline) => timeout_at(deadline, work).await.map_err(|_| Kind::Deadline.into()),
         None => Ok(work.await),
+    }
+}
+
+/// The only thing that task-store can find wrong in what it is asked to watch is where to begin; clients say that in a
+/// header.
+fn about_last_event(error: Error) -> Error {
+    match error.violations.first() {
+        Some(violation) if error.kind == Kind::InvalidParams => {
+            Error::invalid("Last-Event-ID", violation.description.clone())
+        }
+        _ => error,
     }
 }
 

@@ -13,11 +13,19 @@ use axum::{
 };
 use bytes::Bytes;
 use http_body::Frame;
-use rialto_a2a::{Error, v1::StreamResponse};
+use rialto_a2a::{
+    Error,
+    v1::{StreamResponse, TaskState, stream_response::Payload},
+    v03,
+};
 use rialto_rpc::tasks::Update;
 use tracing::error;
 
-use crate::follow::{Events, Idle, Step};
+use crate::{
+    bindings::jsonrpc,
+    call::Version,
+    follow::{Events, Idle, Step},
+};
 
 /// How long a client waits before it comes back, when we end its stream.
 const RETRY_MS: u32 = 1000;
@@ -27,6 +35,12 @@ const RETRY_MS: u32 = 1000;
 pub(crate) enum Framing {
     /// In a JSON-RPC envelope with this id, which is JSON.
     JsonRpc(String),
+    /// The same with the objects of 0.3.
+    JsonRpcV03 {
+        id: String,
+        /// Whether the stream ends when the task waits for input.
+        ends_at_input: bool,
+    },
     /// Bare.
     Rest,
 }
@@ -35,13 +49,10 @@ impl Framing {
     fn event(&self, event: &StreamResponse, out: &mut Vec<u8>) -> serde_json::Result<()> {
         match self {
             Self::Rest => serde_json::to_writer(out, event),
-            Self::JsonRpc(id) => {
-                out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-                out.extend_from_slice(id.as_bytes());
-                out.extend_from_slice(br#","result":"#);
-                serde_json::to_writer(&mut *out, event)?;
-                out.push(b'}');
-                Ok(())
+            Self::JsonRpc(id) => jsonrpc::write_result(id, event, out),
+            Self::JsonRpcV03 { id, ends_at_input } => {
+                let last = *ends_at_input && waits_for_input(event);
+                jsonrpc::write_result(id, &v03::Event { event, last }, out)
             }
         }
     }
@@ -49,15 +60,42 @@ impl Framing {
     fn error(&self, error: &Error) -> String {
         match self {
             Self::Rest => error.to_rest().1.to_string(),
-            Self::JsonRpc(id) => format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{}}}"#, error.to_jsonrpc()),
+            Self::JsonRpc(id) => jsonrpc::error(id, Version::V1, error),
+            Self::JsonRpcV03 { id, .. } => jsonrpc::error(id, Version::V03, error),
+        }
+    }
+
+    fn failure(&self, error: &Error) -> String {
+        format!("data: {}\n\n", self.error(error))
+    }
+
+    /// Ends a comment, perhaps with a field. What the SDK of 0.3 for Python reads with takes every empty line after
+    /// an `id` for an event, one without data, and then cannot read it.
+    fn end_comment(&self, field: &str) -> String {
+        match self {
+            Self::JsonRpcV03 { .. } => "\n".to_owned(),
+            Self::JsonRpc(_) | Self::Rest => format!("\n{field}\n"),
         }
     }
 }
 
+fn waits_for_input(event: &StreamResponse) -> bool {
+    let Some(Payload::StatusUpdate(update)) = &event.payload else { return false };
+    update.status.as_ref().is_some_and(|status| status.state() == TaskState::InputRequired)
+}
+
 /// Answers with a stream that begins with its first event and is never silent for longer than `keep_alive`.
 pub(crate) fn respond(events: Events, framing: Framing, keep_alive: Duration) -> Response<Body> {
-    let body = Sse { events, framing, keep_alive: Idle::new(keep_alive), over: false };
-    let mut response = Response::new(Body::new(body));
+    open(Body::new(Sse { events, framing, keep_alive: Idle::new(keep_alive), over: false }))
+}
+
+/// Answers with a stream of nothing but an error.
+pub(crate) fn refuse(framing: &Framing, error: &Error) -> Response<Body> {
+    open(Body::from(framing.failure(error)))
+}
+
+fn open(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_TYPE, "text/event-stream"),
@@ -98,7 +136,7 @@ impl Sse {
 
     fn failure(&mut self, error: &Error) -> Vec<u8> {
         self.over = true;
-        format!("data: {}\n\n", self.framing.error(error)).into_bytes()
+        self.framing.failure(error).into_bytes()
     }
 }
 
@@ -117,11 +155,12 @@ impl http_body::Body for Sse {
             Poll::Ready(Some(Step::Failed(error))) => this.failure(&error),
             Poll::Ready(Some(Step::Paused(why))) => {
                 this.over = true;
-                format!(": {why}; subscribe again with Last-Event-ID\nretry: {RETRY_MS}\n\n").into_bytes()
+                let end = this.framing.end_comment(&format!("retry: {RETRY_MS}\n"));
+                format!(": {why}; subscribe again with Last-Event-ID{end}").into_bytes()
             }
             Poll::Pending => match this.keep_alive.poll(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(()) => b":\n\n".to_vec(),
+                Poll::Ready(()) => format!(":{}", this.framing.end_comment("")).into_bytes(),
             },
         };
         this.keep_alive.reset();

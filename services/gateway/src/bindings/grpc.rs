@@ -24,18 +24,14 @@ use rialto_a2a::{
 use rialto_net::Deadline;
 use rialto_rpc::a2a::a2a_service_server::{A2aService, A2aServiceServer, SERVICE_NAME};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{
-    Response as Reply, Status,
-    metadata::{AsciiMetadataValue, MetadataMap},
-    service::Routes,
-};
+use tonic::{Response as Reply, Status, metadata::MetadataMap, service::Routes};
 use tower::Service as _;
 use tracing::error;
 
 use super::{Limits, body_timed_out, too_large};
 use crate::{
     agents::{Agent, Agents},
-    call::Call,
+    call::{Call, Version},
     follow::{Events, Step},
     operations::Operations,
 };
@@ -162,7 +158,7 @@ impl Binding {
         let (metadata, extensions, mut message) = request.into_parts();
         let (agent, tenant) = self.find(extensions.get(), message.tenant())?;
         message.tenant().clear();
-        let call = Call::new(agent, tenant, metadata.as_ref(), None)?;
+        let call = Call::new(agent, Version::V1, tenant, metadata.as_ref(), None)?;
         Ok((call, message))
     }
 
@@ -177,12 +173,7 @@ impl Binding {
 
 /// Tells which extensions are in effect, on results and errors alike.
 fn finish<T>(call: &Call, answer: Result<T, Error>) -> Answer<T> {
-    let activated = call.activated().and_then(|value| AsciiMetadataValue::try_from(value.as_bytes()).ok());
-    let echo = |metadata: &mut MetadataMap| {
-        if let Some(activated) = activated {
-            metadata.insert("a2a-extensions", activated);
-        }
-    };
+    let echo = |metadata: &mut MetadataMap| metadata.as_mut().extend(call.activated());
     match answer {
         Ok(message) => {
             let mut reply = Reply::new(message);

@@ -1,21 +1,26 @@
 //! JSON-RPC 2.0 over HTTP (spec §9): one URL, one object, one answer or one event stream.
+//!
+//! The only binding on which clients of protocol 0.3 are served: the name of a method says which version it is of.
 
-use std::sync::Arc;
+mod current;
+mod legacy;
+
+use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     body::Body,
-    http::{HeaderValue, Response, StatusCode, request::Parts},
+    http::{Response, StatusCode, request::Parts},
 };
-use rialto_a2a::{Error, Kind, Result, json as protojson};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use rialto_a2a::{Error, Kind, Result, v03};
+use rialto_rpc::tasks::WhenBusy;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tracing::error;
 
-use super::{Doors, JSON, Reply, check_content_type, echo_extensions, json, retry_after};
+use super::{Doors, JSON, Reply, check_content_type, echo_extensions, json, rest::version_in_query, retry_after};
 use crate::{
     agents::Agent,
-    bindings::rest::version_in_query,
-    call::Call,
+    call::{Call, Version},
     sse::{self, Framing},
 };
 
@@ -24,40 +29,62 @@ const MAX_ID: usize = 1024;
 /// HTTP statuses that intermediaries and clients act on; all other answers are 200.
 const TELLING: [u16; 6] = [401, 403, 413, 429, 503, 504];
 
-/// The operations by their names on this wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a name means. Names are of one protocol version each (`SendMessage`, `message/send`), so that the name decides
+/// which protocol is spoken before any header is looked at.
+#[derive(Clone, Copy, Debug)]
 enum Method {
-    SendMessage,
-    SendStreamingMessage,
-    GetTask,
-    ListTasks,
-    CancelTask,
-    SubscribeToTask,
-    CreatePushConfig,
-    GetPushConfig,
-    ListPushConfigs,
-    DeletePushConfig,
-    GetExtendedCard,
+    Current(current::Method),
+    Legacy(v03::Method),
 }
 
 impl Method {
-    /// Names are of one protocol version each: those of 0.3 (`message/send`) are not among these, so that the name
-    /// decides which protocol is spoken before any header is looked at.
-    fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "SendMessage" => Self::SendMessage,
-            "SendStreamingMessage" => Self::SendStreamingMessage,
-            "GetTask" => Self::GetTask,
-            "ListTasks" => Self::ListTasks,
-            "CancelTask" => Self::CancelTask,
-            "SubscribeToTask" => Self::SubscribeToTask,
-            "CreateTaskPushNotificationConfig" => Self::CreatePushConfig,
-            "GetTaskPushNotificationConfig" => Self::GetPushConfig,
-            "ListTaskPushNotificationConfigs" => Self::ListPushConfigs,
-            "DeleteTaskPushNotificationConfig" => Self::DeletePushConfig,
-            "GetExtendedAgentCard" => Self::GetExtendedCard,
-            _ => return None,
-        })
+    fn parse(name: &str, agent: &Agent) -> Result<Self> {
+        let legacy = || v03::Method::parse(name).filter(|_| agent.serves_v03).map(Self::Legacy);
+        current::Method::parse(name).map(Self::Current).or_else(legacy).ok_or_else(|| Kind::MethodNotFound.into())
+    }
+
+    const fn version(self) -> Version {
+        match self {
+            Self::Current(_) => Version::V1,
+            Self::Legacy(_) => Version::V03,
+        }
+    }
+
+    async fn run(self, doors: &Doors, call: &Call, params: &str, id: &str) -> Result<Reply> {
+        // serde reads structs from arrays too, by position; named parameters are the only ones here.
+        if !params.starts_with('{') {
+            return Err(Error::new(Kind::InvalidParams, "Invalid parameters: `params` must be an object"));
+        }
+        match self {
+            Self::Current(method) => current::run(&doors.operations, call, method, params, id).await,
+            Self::Legacy(method) => legacy::run(&doors.operations, call, method, params, id).await,
+        }
+    }
+
+    fn framing(self, agent: &Agent, id: &str) -> Framing {
+        let id = id.to_owned();
+        match self {
+            Self::Current(_) => Framing::JsonRpc(id),
+            // The stream of a turn that waits behind others sees them ask, and goes on.
+            Self::Legacy(method) => Framing::JsonRpcV03 {
+                id,
+                ends_at_input: method == v03::Method::SendStreamingMessage
+                    && agent.policy.when_busy() == WhenBusy::Reject,
+            },
+        }
+    }
+
+    fn refuse(self, agent: &Agent, id: &str, error: &Error) -> Response<Body> {
+        let response = refuse(id, self.version(), error);
+        match self {
+            // The SDKs of 0.3 read nothing but events in answer to what streams.
+            Self::Legacy(v03::Method::SendStreamingMessage | v03::Method::SubscribeToTask)
+                if response.status() == StatusCode::OK =>
+            {
+                sse::refuse(&self.framing(agent, id), error)
+            }
+            _ => response,
+        }
     }
 }
 
@@ -77,28 +104,29 @@ struct Envelope<'a> {
 pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, parts: &Parts, body: Body) -> Response<Body> {
     let body = match doors.read(parts, body).await {
         Ok(body) => body,
-        Err(error) => return refuse("null", &error),
+        Err(error) => return refuse("null", Version::V1, &error),
     };
     let envelope = parse(&body);
     let id = envelope.as_ref().map_or("null", |envelope| id_of(envelope).unwrap_or("null"));
     if let Err(error) = check_content_type(&parts.headers) {
-        return refuse(id, &error);
+        return refuse(id, Version::V1, &error);
     }
-    let (method, params) = match envelope.and_then(|envelope| read(&envelope)) {
+    let (method, params) = match envelope.and_then(|envelope| read(&envelope, agent)) {
         Ok(request) => request,
-        Err(error) => return refuse(id, &error),
+        Err(error) => return refuse(id, Version::V1, &error),
     };
-    let version = parts.uri.query().and_then(version_in_query);
-    let call = match Call::new(Arc::clone(agent), String::new(), &parts.headers, version.as_deref()) {
+    let in_query = parts.uri.query().and_then(version_in_query);
+    let call = match Call::new(Arc::clone(agent), method.version(), String::new(), &parts.headers, in_query.as_deref())
+    {
         Ok(call) => call,
-        Err(error) => return refuse(id, &error),
+        Err(error) => return method.refuse(agent, id, &error),
     };
-    let mut response = match run(doors, &call, method, params, id).await {
+    let mut response = match method.run(doors, &call, params, id).await {
         Ok(Reply::Whole(bytes)) => json(StatusCode::OK, JSON, bytes),
-        Ok(Reply::Stream(events)) => sse::respond(*events, Framing::JsonRpc(id.to_owned()), doors.limits.keep_alive),
-        Err(error) => refuse(id, &error),
+        Ok(Reply::Stream(events)) => sse::respond(*events, method.framing(agent, id), doors.limits.keep_alive),
+        Err(error) => method.refuse(agent, id, &error),
     };
-    echo_extensions(call.activated(), response.headers_mut());
+    echo_extensions(&call, response.headers_mut());
     response
 }
 
@@ -133,71 +161,49 @@ fn invalid(what: impl std::fmt::Display) -> Error {
     Error::new(Kind::InvalidRequest, format!("Request payload validation error: {what}"))
 }
 
-fn read<'a>(envelope: &Envelope<'a>) -> Result<(Method, &'a str)> {
+fn read<'a>(envelope: &Envelope<'a>, agent: &Agent) -> Result<(Method, &'a str)> {
     id_of(envelope)?;
     if envelope.jsonrpc.is_none_or(|version| version.get() != r#""2.0""#) {
         return Err(invalid("`jsonrpc` must be \"2.0\""));
     }
     let method = envelope.method.ok_or_else(|| invalid("`method` is required"))?;
-    let name: std::borrow::Cow<'_, str> =
-        serde_json::from_str(method.get()).map_err(|_| invalid("`method` must be a string"))?;
-    let method = Method::parse(&name).ok_or(Kind::MethodNotFound)?;
-    // serde reads structs from arrays too, by position; named parameters are the only ones here.
-    match envelope.params.map_or("{}", RawValue::get) {
-        params if params.starts_with('{') => Ok((method, params)),
-        _ => Err(Error::new(Kind::InvalidParams, "Invalid parameters: `params` must be an object")),
-    }
+    let name: Cow<'_, str> = serde_json::from_str(method.get()).map_err(|_| invalid("`method` must be a string"))?;
+    Ok((Method::parse(&name, agent)?, envelope.params.map_or("{}", RawValue::get)))
 }
 
-async fn run(doors: &Doors, call: &Call, method: Method, params: &str, id: &str) -> Result<Reply> {
-    fn params_of<T: DeserializeOwned>(params: &str) -> Result<T> {
-        protojson::from_str(params)
-    }
-    let whole = |bytes| Ok(Reply::Whole(bytes));
-    let stream = |events| Ok(Reply::Stream(Box::new(events)));
-    let operations = &doors.operations;
-    match method {
-        Method::SendMessage => whole(result(id, &operations.send_message(call, params_of(params)?).await?)?),
-        Method::SendStreamingMessage => stream(operations.send_streaming_message(call, params_of(params)?).await?),
-        Method::GetTask => whole(result(id, &operations.get_task(call, params_of(params)?).await?)?),
-        Method::ListTasks => {
-            let request: rialto_a2a::v1::ListTasksRequest = params_of(params)?;
-            let include_artifacts = request.include_artifacts();
-            let page = operations.list_tasks(call, request).await?;
-            whole(result(id, &super::rest::Page { page: &page, include_artifacts })?)
-        }
-        Method::CancelTask => whole(result(id, &operations.cancel_task(call, params_of(params)?).await?)?),
-        Method::SubscribeToTask => stream(operations.subscribe_to_task(call, params_of(params)?).await?),
-        Method::CreatePushConfig => whole(result(id, &operations.create_push_config(call, &params_of(params)?)?)?),
-        Method::GetPushConfig => whole(result(id, &operations.get_push_config(call, &params_of(params)?)?)?),
-        Method::ListPushConfigs => whole(result(id, &operations.list_push_configs(call, &params_of(params)?)?)?),
-        Method::DeletePushConfig => {
-            operations.delete_push_config(call, &params_of(params)?)?;
-            whole(result(id, &())?)
-        }
-        Method::GetExtendedCard => whole(result(id, &operations.get_extended_card(call, &params_of(params)?)?)?),
-    }
-}
-
-fn result<T: Serialize>(id: &str, result: &T) -> Result<Vec<u8>> {
+fn whole<T: Serialize>(id: &str, result: &T) -> Result<Reply> {
     let mut out = Vec::with_capacity(1024);
-    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
-    out.extend_from_slice(id.as_bytes());
-    out.extend_from_slice(br#","result":"#);
-    serde_json::to_writer(&mut out, result).map_err(|fault| {
+    write_result(id, result, &mut out).map_err(|fault| {
         error!(%fault, "cannot write a result");
         Error::internal()
     })?;
-    out.push(b'}');
-    Ok(out)
+    Ok(Reply::Whole(out))
 }
 
-fn refuse(id: &str, error: &Error) -> Response<Body> {
+/// Writes the envelope of a result. `id` is JSON.
+pub(crate) fn write_result<T: Serialize>(id: &str, result: &T, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    out.extend_from_slice(br#"{"jsonrpc":"2.0","id":"#);
+    out.extend_from_slice(id.as_bytes());
+    out.extend_from_slice(br#","result":"#);
+    serde_json::to_writer(&mut *out, result)?;
+    out.push(b'}');
+    Ok(())
+}
+
+/// The envelope of an error. `id` is JSON.
+pub(crate) fn error(id: &str, version: Version, error: &Error) -> String {
+    let error = match version {
+        Version::V1 => error.to_jsonrpc(),
+        Version::V03 => v03::error(error),
+    };
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#)
+}
+
+fn refuse(id: &str, version: Version, error: &Error) -> Response<Body> {
     let http = error.kind.wire().http;
     let status = if TELLING.contains(&http) { http } else { 200 };
-    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{}}}"#, error.to_jsonrpc());
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
-    let mut response = json(status, HeaderValue::from_static("application/json"), body);
+    let mut response = json(status, JSON, self::error(id, version, error));
     retry_after(error, &mut response);
     response
 }

@@ -1,7 +1,7 @@
 //! From bytes to calls and back: which binding a request speaks, and what all HTTP answers share.
 
 mod grpc;
-mod jsonrpc;
+pub(crate) mod jsonrpc;
 mod rest;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
@@ -23,7 +23,7 @@ use tracing::error;
 use self::grpc::Grpc;
 use crate::{
     agents::{Agent, Agents},
-    call::A2A_EXTENSIONS,
+    call::Call,
     cors::{self, Cors},
     follow::Events,
     forwarded::Forwarded,
@@ -217,10 +217,8 @@ fn not_allowed(allow: &'static str) -> Response<Body> {
 }
 
 /// Tells the client which extensions are in effect.
-fn echo_extensions(activated: Option<HeaderValue>, headers: &mut HeaderMap) {
-    if let Some(activated) = activated {
-        headers.insert(A2A_EXTENSIONS, activated);
-    }
+fn echo_extensions(call: &Call, headers: &mut HeaderMap) {
+    headers.extend(call.activated());
 }
 
 /// Refuses a body that says that it is not JSON; one that says nothing is taken for it.

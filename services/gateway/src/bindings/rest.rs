@@ -24,7 +24,7 @@ use url::form_urlencoded;
 use super::{A2A_JSON, Doors, JSON, Reply, check_content_type, echo_extensions, essence, json, not_allowed, refuse};
 use crate::{
     agents::Agent,
-    call::Call,
+    call::{Call, Version},
     sse::{self, Framing},
 };
 
@@ -171,7 +171,7 @@ pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, path: &str, parts:
         return not_allowed(route.allow());
     }
     let version = parts.uri.query().and_then(version_in_query);
-    let call = match Call::new(Arc::clone(agent), tenant, &parts.headers, version.as_deref()) {
+    let call = match Call::new(Arc::clone(agent), Version::V1, tenant, &parts.headers, version.as_deref()) {
         Ok(call) => call,
         Err(error) => return refuse(&error),
     };
@@ -180,7 +180,7 @@ pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, path: &str, parts:
         Ok(Reply::Stream(events)) => sse::respond(*events, Framing::Rest, doors.limits.keep_alive),
         Err(error) => refuse(&error),
     };
-    echo_extensions(call.activated(), response.headers_mut());
+    echo_extensions(&call, response.headers_mut());
     response
 }
 

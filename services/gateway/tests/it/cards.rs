@@ -1,6 +1,7 @@
 //! What the card says is there (cases C105, C169, C171).
 
-use rialto_runtime::config::{Agent, Config, Extension, Provider, Skill};
+use rialto_a2a::{v1::AgentCard, validate::Validate as _};
+use rialto_runtime::config::{Agent, Card, Config, Extension, Provider, Skill};
 use serde_json::Value;
 use tonic::Request;
 
@@ -43,6 +44,30 @@ async fn cards_say_everything_that_is_configured() {
         "card_of_a_mounted_agent",
         server.http("GET", &format!("/support/desk{PATH}"), &[], "").await.json()
     );
+}
+
+#[tokio::test]
+async fn a_card_has_everything_that_is_required_whatever_is_configured() {
+    let agent = |id: &str| Agent { id: id.into(), mount: format!("/{id}"), ..Agent::echo() };
+    let mut all = vec![agent("plain"), agent("nothing"), agent("blank"), agent("provided"), agent("old")];
+    all[1].card = Card::default();
+    all[2].card = Card { name: Some(" ".into()), description: "\n".into(), ..Card::default() };
+    all[3].card.provider = Some(Provider { organization: "Acme".into(), url: String::new() });
+    all[4].a2a_v03 = true;
+    let ids: Vec<_> = all.iter().map(|agent| agent.id.clone()).collect();
+    let all = all.into_iter().chain(agents()).collect();
+    let server = Server::with(Config { agents: all, ..Config::default() }).await;
+    for mount in ids.iter().map(|id| format!("/{id}")).chain([String::new(), "/support/desk".into()]) {
+        let text = server.http("GET", &format!("{mount}{PATH}"), &[], "").await.body;
+        let card: AgentCard = rialto_a2a::json::from_str(&text).unwrap();
+        card.validate().unwrap_or_else(|error| panic!("{mount}: {error}"));
+    }
+    let card = server.http("GET", &format!("/nothing{PATH}"), &[], "").await.json();
+    let skill = serde_json::json!({"id": "nothing", "name": "nothing", "description": "nothing", "tags": ["nothing"]});
+    assert_eq!((&card["name"], &card["description"]), (&"nothing".into(), &"nothing".into()));
+    assert_eq!(card["skills"], serde_json::json!([skill]));
+    let card = server.http("GET", &format!("/provided{PATH}"), &[], "").await.json();
+    assert_eq!(card["provider"]["url"], format!("http://{}", server.addr));
 }
 
 #[tokio::test]

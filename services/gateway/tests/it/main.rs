@@ -11,3 +11,4 @@ mod http;
 mod operations;
 mod store;
 mod streams;
+mod v03;

@@ -188,6 +188,11 @@ impl TaskStore for Server {
             }
             (Follow::Result, _) => Box::pin(stream::iter([Ok(snapshot(end))])),
             // The rest comes by Watch.
+            (_, "auth") => Box::pin(stream::iter([
+                Ok(snapshot(TaskState::Submitted)),
+                Ok(status(2, TaskState::AuthRequired)),
+                Ok(status(3, TaskState::Completed)),
+            ])),
             (_, "cut") => Box::pin(stream::iter([Ok(snapshot(TaskState::Working)), Ok(artifact(2, "one"))])),
             (_, "break") => Box::pin(stream::iter([
                 Ok(snapshot(TaskState::Working)),
@@ -218,11 +223,19 @@ impl TaskStore for Server {
             )));
         }
         let all = match &watch.id[..] {
+            _ if watch.after.is_some_and(|after| after > 1000) => {
+                return Err(Error::invalid("after", "is higher than the number of any event of the task").to_status());
+            }
             "t-1" => vec![
                 update(1, Payload::Task(task("t-1", "c-1", TaskState::Working))),
                 artifact(2, "one"),
                 artifact(3, "two"),
                 status(4, TaskState::Completed),
+            ],
+            "asking" => vec![
+                update(1, Payload::Task(task("asking", "c-1", TaskState::Working))),
+                status(2, TaskState::InputRequired),
+                status(3, TaskState::Completed),
             ],
             "quiet" => vec![update(1, Payload::Task(task("quiet", "c-1", TaskState::Working)))],
             "done" if watch.after.is_none() => return Err(Error::from(Kind::UnsupportedOperation).to_status()),

@@ -145,6 +145,10 @@ async fn a_subscription_is_resumed_after_the_last_event_on_every_binding() {
     }
     let wrong = server.http("GET", "/tasks/t-1:subscribe", &[("a2a-version", "1.0"), ("last-event-id", "x")], "").await;
     assert_eq!((wrong.status, wrong.json()["error"]["details"][0]["reason"].as_str()), (400, Some("INVALID_PARAMS")));
+    let high =
+        server.http("GET", "/tasks/t-1:subscribe", &[("a2a-version", "1.0"), ("last-event-id", "1001")], "").await;
+    let field = &high.json()["error"]["details"][1]["fieldViolations"][0]["field"];
+    assert_eq!((high.status, field.as_str()), (400, Some("Last-Event-ID")), "as the client knows it");
     // The end of an ended task is told to whoever asks for the rest.
     let rest = server.http("GET", "/tasks/done:subscribe", &[("a2a-version", "1.0"), ("last-event-id", "3")], "").await;
     assert_eq!(rest.events().len(), 1);
