@@ -3,4 +3,5 @@
 //! Only ever a dev-dependency.
 
 pub mod chaos;
+pub mod llm;
 pub mod redis;
