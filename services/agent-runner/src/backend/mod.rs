@@ -2,6 +2,7 @@
 
 pub mod command;
 mod echo;
+pub mod openai;
 
 use std::{fmt, sync::Arc};
 
@@ -54,6 +55,30 @@ pub fn open(agent: &config::Agent) -> anyhow::Result<Arc<dyn Backend>> {
                 slots: agent.max_concurrent,
             })?)
         }
+        config::Backend::Openai {
+            model,
+            base_url,
+            api_key,
+            system_prompt,
+            temperature,
+            max_output_tokens,
+            images,
+            first_token_timeout,
+            stall_timeout,
+        } => Arc::new(openai::Openai::new(openai::Options {
+            agent: agent.id.clone(),
+            model: model.clone(),
+            base_url: base_url.clone().unwrap_or_else(|| openai::OPENAI.to_owned()),
+            api_key: api_key.clone(),
+            system_prompt: system_prompt.clone(),
+            temperature: *temperature,
+            max_output_tokens: *max_output_tokens,
+            images: *images,
+            first_token_timeout: first_token_timeout.0,
+            stall_timeout: stall_timeout.0,
+            turn_timeout: agent.turn_timeout.0,
+            ..openai::Options::default()
+        })?),
     })
 }
 

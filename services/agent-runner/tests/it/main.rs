@@ -6,5 +6,6 @@ mod command;
 mod echo;
 mod examples;
 mod fake;
+mod openai;
 mod runner;
 mod scripted;
