@@ -18,7 +18,9 @@ check:
 ## Everything: Rust, then real clients against the built binary.
 test: test-rust test-clients
 
+# Tests start the binaries; built first, no test waits for the compiler.
 test-rust:
+	$(CARGO) build --workspace --bins --locked
 ifeq ($(RUN),nextest)
 	$(CARGO) nextest run --workspace --locked $(if $(CI),--profile ci)
 else

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io::{self, IsTerminal as _},
+    io::{self, IsTerminal as _, Write},
 };
 
 use rialto_a2a::{
@@ -12,9 +12,11 @@ use rialto_a2a::{
 
 use crate::output;
 
-/// Shows one call.
+/// Shows one call: what was said on `out`, what is to be known about it on `err`.
 #[derive(Debug)]
-pub(crate) struct View {
+pub(crate) struct View<O = io::Stdout, E = io::Stderr> {
+    out: O,
+    err: E,
     json: bool,
     /// stdout is a terminal, which obeys escape sequences.
     terminal: bool,
@@ -32,11 +34,22 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// On stdout and stderr; JSON lines, or text for people.
     pub(crate) fn new(json: bool) -> Self {
+        let (out, err) = (io::stdout(), io::stderr());
+        let (terminal, status_line) = (out.is_terminal(), !json && err.is_terminal());
+        Self { terminal, status_line, ..View::on(out, err, json) }
+    }
+}
+
+impl<O: Write, E: Write> View<O, E> {
+    fn on(out: O, err: E, json: bool) -> Self {
         Self {
+            out,
+            err,
             json,
-            terminal: io::stdout().is_terminal(),
-            status_line: !json && io::stderr().is_terminal(),
+            terminal: false,
+            status_line: false,
             status_shown: false,
             open_line: false,
             artifacts: HashMap::new(),
@@ -54,7 +67,7 @@ impl View {
     /// Shows one event.
     pub(crate) fn event(&mut self, event: &StreamResponse) -> io::Result<()> {
         if self.json {
-            output::line(&json::to_string(event).map_err(io::Error::other)?)?;
+            self.write(&format!("{}\n", json::to_string(event).map_err(io::Error::other)?))?;
         }
         match &event.payload {
             Some(Payload::Task(task)) => self.task(task),
@@ -79,9 +92,19 @@ impl View {
         if let (Some((task, context, state)), false) = (&self.task, self.json) {
             let reason = if self.reason.is_empty() { String::new() } else { format!(": {}", self.reason) };
             let line = format!("task {task} {}{reason} (context {context})", state_name(*state));
-            output::complain(&output::harmless(&line));
+            self.note(&format!("{}\n", output::harmless(&line)));
         }
         Ok(())
+    }
+
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+
+    /// Beside the result; when it cannot be shown, nothing is lost.
+    fn note(&mut self, text: &str) {
+        drop(self.err.write_all(text.as_bytes()));
     }
 
     fn task(&mut self, task: &Task) -> io::Result<()> {
@@ -106,7 +129,7 @@ impl View {
         }
         if self.status_line && !self.open_line && !state.is_terminal() {
             self.clear_status();
-            eprint_now(&format!("· {}", state_name(state)));
+            self.note(&format!("· {}", state_name(state)));
             self.status_shown = true;
         }
         Ok(())
@@ -146,23 +169,18 @@ impl View {
         }
         self.clear_status();
         self.open_line = !text.ends_with('\n');
-        if self.terminal { output::text(&output::harmless(text)) } else { output::text(text) }
+        if self.terminal { self.write(&output::harmless(text)) } else { self.write(text) }
     }
 
     fn end_line(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.open_line) { output::text("\n") } else { Ok(()) }
+        if std::mem::take(&mut self.open_line) { self.write("\n") } else { Ok(()) }
     }
 
     fn clear_status(&mut self) {
         if std::mem::take(&mut self.status_shown) {
-            eprint_now("\r\u{1b}[2K");
+            self.note("\r\u{1b}[2K");
         }
     }
-}
-
-fn eprint_now(text: &str) {
-    // Decoration: when it cannot be shown, nothing is lost.
-    drop(io::Write::write_all(&mut io::stderr().lock(), text.as_bytes()));
 }
 
 /// Parts as text; what is no text is named.
@@ -184,4 +202,103 @@ fn part_text(part: &Part) -> String {
 /// `TASK_STATE_INPUT_REQUIRED` as `input-required`.
 pub(crate) fn state_name(state: TaskState) -> String {
     state.as_str_name().trim_start_matches("TASK_STATE_").to_ascii_lowercase().replace('_', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use rialto_a2a::v1::{TaskArtifactUpdateEvent, TaskStatus, TaskStatusUpdateEvent};
+
+    use super::*;
+
+    fn shown(events: &[Payload], terminal: bool) -> (String, String) {
+        let mut view = View { terminal, ..View::on(Vec::new(), Vec::new(), false) };
+        for event in events {
+            view.event(&StreamResponse { payload: Some(event.clone()) }).unwrap();
+        }
+        view.finish().unwrap();
+        (String::from_utf8(view.out).unwrap(), String::from_utf8(view.err).unwrap())
+    }
+
+    fn parts(text: &str) -> Vec<Part> {
+        vec![Part { content: Some(Content::Text(text.to_owned())), ..Part::default() }]
+    }
+
+    fn artifact(id: &str, text: &str) -> Artifact {
+        Artifact { artifact_id: id.to_owned(), parts: parts(text), ..Artifact::default() }
+    }
+
+    fn piece(id: &str, text: &str, append: bool) -> Payload {
+        let artifact = Some(artifact(id, text));
+        Payload::ArtifactUpdate(TaskArtifactUpdateEvent { artifact, append, ..Default::default() })
+    }
+
+    fn status(state: TaskState, message: Option<(&str, &str)>) -> Option<TaskStatus> {
+        let message = message.map(|(id, text)| Message {
+            message_id: id.to_owned(),
+            role: Role::Agent.into(),
+            parts: parts(text),
+            ..Message::default()
+        });
+        Some(TaskStatus { state: state.into(), message, timestamp: None })
+    }
+
+    fn update(state: TaskState, message: Option<(&str, &str)>) -> Payload {
+        let (task_id, context_id) = ("t".to_owned(), "c".to_owned());
+        Payload::StatusUpdate(TaskStatusUpdateEvent {
+            task_id,
+            context_id,
+            status: status(state, message),
+            metadata: None,
+        })
+    }
+
+    fn snapshot(artifacts: Vec<Artifact>, state: TaskState, message: Option<(&str, &str)>) -> Payload {
+        let (id, context_id) = ("t".to_owned(), "c".to_owned());
+        Payload::Task(Task { id, context_id, status: status(state, message), artifacts, ..Task::default() })
+    }
+
+    #[test]
+    fn a_snapshot_after_a_cut_adds_only_what_is_new() {
+        let events = [
+            piece("a", "one ", false),
+            piece("a", "two ", true),
+            snapshot(vec![artifact("a", "one two three ")], TaskState::Working, None),
+            piece("a", "four", true),
+            snapshot(vec![artifact("a", "one two three four"), artifact("b", "five")], TaskState::Completed, None),
+        ];
+        let expected = ("one two three four\nfive\n".to_owned(), "task t completed (context c)\n".to_owned());
+        assert_eq!(shown(&events, false), expected);
+    }
+
+    #[test]
+    fn an_artifact_that_is_replaced_begins_a_new_line() {
+        let events = [piece("a", "draft", false), piece("a", "final", false)];
+        assert_eq!(shown(&events, false).0, "draft\nfinal\n");
+    }
+
+    #[test]
+    fn a_message_is_shown_once_however_often_it_comes() {
+        let asks = Some(("m", "which one?"));
+        let events = [
+            update(TaskState::Working, Some(("n", "looking"))),
+            update(TaskState::InputRequired, asks),
+            snapshot(Vec::new(), TaskState::InputRequired, asks),
+        ];
+        let (out, err) = shown(&events, false);
+        assert_eq!((out.as_str(), err.as_str()), ("lookingwhich one?\n", "task t input-required (context c)\n"));
+    }
+
+    #[test]
+    fn why_a_task_failed_is_beside_the_result() {
+        let (out, err) = shown(&[update(TaskState::Failed, Some(("m", "no\nmoney")))], false);
+        assert_eq!((out.as_str(), err.as_str()), ("", "task t failed: no money (context c)\n"));
+    }
+
+    #[test]
+    fn an_agent_cannot_write_to_the_terminal_what_it_likes() {
+        let events = [piece("a", "\u{1b}[2J", false)];
+        assert_eq!(shown(&events, true).0, "␛[2J\n");
+        // A program that reads it gets what was sent.
+        assert_eq!(shown(&events, false).0, "\u{1b}[2J\n");
+    }
 }

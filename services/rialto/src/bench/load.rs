@@ -85,6 +85,10 @@ async fn worker(address: String, call: Call, until: Instant) -> anyhow::Result<V
 }
 
 /// Opens one HTTP/1.1 connection.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the connection ends with its sender, and the process with the measurement"
+)]
 pub(super) async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;

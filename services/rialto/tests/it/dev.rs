@@ -82,18 +82,38 @@ fn a_busy_port_is_one_clear_line() {
     let address = taken.local_addr().unwrap().to_string();
     let replace = [(address.as_str(), "ADDRESS")];
     let public = run(&["dev", "--ephemeral", "--admin-listen", "127.0.0.1:0", "--listen", &address]);
-    insta::assert_snapshot!(shown(&public, &replace), @"");
+    insta::assert_snapshot!(shown(&public, &replace), @r"
+        exit 2
+        ---
+        error: ADDRESS is used by another process; stop that one, or choose another address with --listen
+    ");
     let admin = run(&["dev", "--ephemeral", "--listen", "127.0.0.1:0", "--admin-listen", &address]);
-    insta::assert_snapshot!(shown(&admin, &replace), @"");
+    insta::assert_snapshot!(shown(&admin, &replace), @r"
+        exit 2
+        ---
+        error: ADDRESS is used by another process; stop that one, or choose another address with --admin-listen
+    ");
 }
 
 #[test]
 fn a_bad_address_is_one_clear_line() {
-    insta::assert_snapshot!(shown(&run(&["dev", "--ephemeral", "--listen", "127.0.0.1:99999"]), &[]), @"");
-    insta::assert_snapshot!(shown(&run(&["dev", "--ephemeral", "--admin-listen", "0.0.0.0:1"]), &[]), @"");
+    insta::assert_snapshot!(shown(&run(&["dev", "--ephemeral", "--listen", "127.0.0.1:99999"]), &[]), @r#"
+        exit 2
+        ---
+        error: listen: "127.0.0.1:99999" is not an address and port such as "127.0.0.1:8080" or "[::]:8080" (--listen)
+    "#);
+    insta::assert_snapshot!(shown(&run(&["dev", "--ephemeral", "--admin-listen", "0.0.0.0:1"]), &[]), @r"
+        exit 2
+        ---
+        error: admin-listen: 0.0.0.0:1 is reachable from other machines, which needs an admin token; this version has none, so listen on 127.0.0.1 or [::1] (--admin-listen)
+    ");
     // An address of documentation, which no machine has.
     let foreign = run(&["dev", "--ephemeral", "--admin-listen", "127.0.0.1:0", "--listen", "192.0.2.1:80"]);
-    insta::assert_snapshot!(shown(&foreign, &[]), @"");
+    insta::assert_snapshot!(shown(&foreign, &[]), @r"
+        exit 2
+        ---
+        error: listen: cannot listen on 192.0.2.1:80: Cannot assign requested address (os error 99); choose another address with --listen
+    ");
 }
 
 #[test]
@@ -102,7 +122,11 @@ fn a_folder_that_another_process_uses_is_one_clear_line() {
     let data = folder.path().to_str().unwrap();
     let dev = Dev::start(&["--data", data]);
     let second = run(&["dev", "--data", data, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
-    insta::assert_snapshot!(shown(&second, &[(data, "DIR")]), @"");
+    insta::assert_snapshot!(shown(&second, &[(data, "DIR")]), @r"
+        exit 2
+        ---
+        error: the data folder DIR is used by another process; stop that one, or give this one a folder of its own
+    ");
     assert_eq!(dev.client(&["call", "still here"]).status.code(), Some(0));
 }
 
@@ -115,13 +139,18 @@ fn a_folder_that_cannot_be_used_is_one_clear_line() {
     let inside = file.join("data");
     let ports = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
     let dev = |data: &str| run(&[&["dev", "--data", data], ports.as_slice()].concat());
-    insta::assert_snapshot!(shown(&dev(inside.to_str().unwrap()), &[(place, "DIR")]), @"");
+    insta::assert_snapshot!(shown(&dev(inside.to_str().unwrap()), &[(place, "DIR")]), @r"
+        exit 2
+        ---
+        error: cannot write to the data folder DIR/file/data: Not a directory (os error 20); create it for this user, or choose another one
+    ");
     let sealed = folder.path().join("sealed");
     fs::create_dir(&sealed).unwrap();
     fs::set_permissions(&sealed, fs::Permissions::from_mode(0o500)).unwrap();
     // Root may write here all the same.
     if fs::write(sealed.join("probe"), "").is_err() {
-        insta::assert_snapshot!(shown(&dev(sealed.to_str().unwrap()), &[(place, "DIR")]), @"");
+        let text = shown(&dev(sealed.to_str().unwrap()), &[(place, "DIR")]);
+        assert!(text.starts_with("exit 2\n---\nerror: cannot write to the data folder DIR/sealed: "), "{text}");
     }
     // The same for root, who may write everywhere but to a read-only file system.
     let output = dev("/proc/rialto");
@@ -131,7 +160,11 @@ fn a_folder_that_cannot_be_used_is_one_clear_line() {
         .env_remove("HOME")
         .env_remove("XDG_DATA_HOME")
         .output();
-    insta::assert_snapshot!(shown(&homeless.unwrap(), &[]), @"");
+    insta::assert_snapshot!(shown(&homeless.unwrap(), &[]), @r"
+        exit 2
+        ---
+        error: there is no home folder to keep tasks in; use --data DIR or --ephemeral
+    ");
 }
 
 #[test]

@@ -70,7 +70,9 @@ impl Dev {
         }
         all.extend(arguments);
         let mut command = rialto(&all);
-        command.env("PATH", scripted_agent_path());
+        if arguments.contains(&"--config") {
+            command.env("PATH", scripted_agent_path());
+        }
         Self::spawn(command)
     }
 
