@@ -213,10 +213,11 @@ fn hints(config: &Config, base: &str, program: &str) -> Vec<String> {
     };
     let endpoint = format!("{base}{mount}");
     let url = if endpoint == "http://127.0.0.1:8080" { String::new() } else { format!(" --url {endpoint}") };
+    let post = if mount.is_empty() { format!("{base}/") } else { endpoint };
     let mut hints = vec![
         "Try it:".to_owned(),
-        format!("  curl -s {endpoint}/ {curl} -d {}", rpc("SendMessage")),
-        format!("  curl -sN {endpoint}/ {curl} -d {}", rpc("SendStreamingMessage")),
+        format!("  curl -s {post} {curl} -d {}", rpc("SendMessage")),
+        format!("  curl -sN {post} {curl} -d {}", rpc("SendStreamingMessage")),
     ];
     if host.is_none() {
         hints.push(format!("  {} call hello{url}", quoted(program)));
@@ -251,9 +252,18 @@ mod tests {
     #[test]
     fn hints_fit_the_configuration() {
         let config = parse_yaml("r.yaml", "agents: [{id: a, backend: echo, mount: /team/a}]").unwrap();
-        insta::assert_snapshot!(hints(&config, "http://127.0.0.1:9", "/opt/it's/rialto").join("\n"), @"");
+        insta::assert_snapshot!(hints(&config, "http://127.0.0.1:9", "/opt/it's/rialto").join("\n"), @r#"
+            Try it:
+              curl -s http://127.0.0.1:9/team/a -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' -d '{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"m1","role":"ROLE_USER","parts":[{"text":"hello"}]}}}'
+              curl -sN http://127.0.0.1:9/team/a -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' -d '{"jsonrpc":"2.0","id":1,"method":"SendStreamingMessage","params":{"message":{"messageId":"m1","role":"ROLE_USER","parts":[{"text":"hello"}]}}}'
+              '/opt/it'\''s/rialto' call hello --url http://127.0.0.1:9/team/a
+        "#);
         let config = parse_yaml("r.yaml", "agents: [{id: a, backend: echo, host: a.test}]").unwrap();
-        insta::assert_snapshot!(hints(&config, "http://127.0.0.1:8080", "rialto").join("\n"), @"");
+        insta::assert_snapshot!(hints(&config, "http://127.0.0.1:8080", "rialto").join("\n"), @r#"
+            Try it:
+              curl -s http://127.0.0.1:8080/ -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' -H 'Host: a.test' -d '{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{"message":{"messageId":"m1","role":"ROLE_USER","parts":[{"text":"hello"}]}}}'
+              curl -sN http://127.0.0.1:8080/ -H 'Content-Type: application/json' -H 'A2A-Version: 1.0' -H 'Host: a.test' -d '{"jsonrpc":"2.0","id":1,"method":"SendStreamingMessage","params":{"message":{"messageId":"m1","role":"ROLE_USER","parts":[{"text":"hello"}]}}}'
+        "#);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The built binary, as a user and an operator meet it.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::disallowed_methods, reason = "real processes live by the wall clock")]
+
 mod config;
 mod cuts;
 mod dev;
