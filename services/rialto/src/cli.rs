@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use rialto_runtime::{telemetry, units::Span};
 use url::Url;
 
@@ -52,6 +52,9 @@ pub(crate) struct DevArgs {
     /// Serve the agents of this file (YAML or TOML) instead of the built-in one
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Serve this model of the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
+    #[arg(long, value_name = "NAME", conflicts_with = "config", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) model: Option<String>,
     /// Keep tasks in this folder [default: `rialto` in the user's data folder]
     #[arg(long, value_name = "DIR", conflicts_with = "ephemeral")]
     pub(crate) data: Option<PathBuf>,

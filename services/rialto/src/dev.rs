@@ -25,6 +25,7 @@ use rialto_store::{
     sqlite::{SqliteConfig, SqliteEngine},
 };
 use rialto_task_store::TaskStore;
+use serde_json::json;
 use tokio::time::sleep;
 use url::Url;
 
@@ -45,6 +46,9 @@ const HAND_BACK: Duration = Duration::from_secs(4);
 const READY_PAUSE: Duration = Duration::from_millis(5);
 
 pub(crate) async fn run(args: DevArgs) -> ExitCode {
+    if args.model.is_some() && env::var_os("OPENAI_API_KEY").is_none_or(|key| key.is_empty()) {
+        return fail(2, "--model needs OPENAI_API_KEY in the environment; an endpoint that asks for no key takes any");
+    }
     let flags = flags(&args);
     let config = match load_or_complain(args.config, flags) {
         Ok(config) => config,
@@ -65,6 +69,7 @@ fn flags(args: &DevArgs) -> Vec<Flag> {
     let text = |text: &Option<String>| text.clone();
     let data = args.data.as_ref().map(|data| data.display().to_string());
     [
+        ("--model", "agents", args.model.as_deref().map(model_agent)),
         ("--listen", "listen", text(&args.listen)),
         ("--admin-listen", "admin-listen", text(&args.admin_listen)),
         ("--data", "data", data),
@@ -74,6 +79,12 @@ fn flags(args: &DevArgs) -> Vec<Flag> {
     .into_iter()
     .filter_map(|(name, key, value)| Some(Flag { name, key, value: value? }))
     .collect()
+}
+
+/// The agents of `--model`; endpoint and key come from the environment.
+fn model_agent(model: &str) -> String {
+    let card = json!({"name": model, "description": format!("Answers with the model {model}.")});
+    json!([{"id": "assistant", "card": card, "backend": {"type": "openai", "model": model}}]).to_string()
 }
 
 /// The outer error is one of starting, the inner one of running.

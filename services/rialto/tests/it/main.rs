@@ -6,5 +6,6 @@
 mod config;
 mod cuts;
 mod dev;
+mod model;
 mod process;
 mod talk;
