@@ -256,7 +256,7 @@ impl Draft {
         message: Option<Message>,
         metadata: Option<Struct>,
     ) -> Result<(), Fault> {
-        let message = message.map(|message| self.bare(message));
+        let message = message.map(bare);
         let next = TaskStatus { state: state.into(), message, timestamp: Some(Timestamp::from_millis(self.now)) };
         let status = self.head.status.get_or_insert_default();
         state::set_status(status, next)?;
@@ -320,7 +320,7 @@ impl Draft {
 
     /// Ends a hidden task with its answer.
     pub(crate) fn answer(&mut self, message: Message, metadata: Option<Struct>) -> Result<(), Fault> {
-        let message = self.bare(message);
+        let message = bare(message);
         let timestamp = Some(Timestamp::from_millis(self.now));
         let next = TaskStatus { state: TaskState::Completed.into(), message: None, timestamp };
         state::set_status(self.head.status.get_or_insert_default(), next)?;
@@ -331,19 +331,11 @@ impl Draft {
 
     /// Appends to the history.
     pub(crate) fn say(&mut self, message: Message) {
-        let payload: Bytes = self.bare(message).encode_to_vec().into();
+        let payload: Bytes = bare(message).encode_to_vec().into();
         self.head.history_len += 1;
         self.head.history_bytes += payload.len() as u64;
         let (stream, at) = (self.task.history(), At::Number(self.head.history_len));
         self.ops.push(Op::Append { stream, at, tag: 0, payload, into: None });
-    }
-
-    /// A message as it is stored: the key says where it belongs.
-    #[expect(clippy::unused_self, reason = "reads as what happens to this task's message")]
-    fn bare(&self, mut message: Message) -> Message {
-        message.task_id.clear();
-        message.context_id.clear();
-        message
     }
 
     /// Whether the task is within its size, and its log as well: an agent that only ever replaces things could
@@ -402,6 +394,13 @@ impl Draft {
         self.head.due_ms = 0;
         self.status(TaskState::Submitted, None, metadata)
     }
+}
+
+/// A message as it is stored: the key says where it belongs.
+fn bare(mut message: Message) -> Message {
+    message.task_id.clear();
+    message.context_id.clear();
+    message
 }
 
 /// The schema of run entries that this version writes, and the newest that it understands.

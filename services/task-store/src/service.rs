@@ -102,7 +102,14 @@ impl Inner {
         let message = required(request.message.take(), "message")?;
         let shape = Shape::history("configuration.historyLength", request.history_length)?;
         let policy = request.policy.take().unwrap_or_default();
-        let follow = request.follow();
+        let until = match request.follow() {
+            // Of a hidden task, there is nothing to see but its result.
+            _ if policy.hidden => Some(Until::Result),
+            tasks::Follow::None => None,
+            tasks::Follow::Result => Some(Until::Result),
+            tasks::Follow::Turn => Some(Until::Turn),
+            tasks::Follow::Task => Some(Until::Task),
+        };
         let shards = self.shards();
         let follow_up = !message.task_id.is_empty();
         if !follow_up || !message.context_id.is_empty() {
@@ -119,7 +126,7 @@ impl Inner {
             }
         };
         // Before the commit, so that nothing is missed after it.
-        let seat = (follow != tasks::Follow::None).then(|| self.store.tails.open(task));
+        let follow = until.map(|until| (until, self.store.tails.open(task)));
         let send = SendMessage {
             scope: &scope,
             turn,
@@ -134,13 +141,7 @@ impl Inner {
         };
         let sent = self.store.transact(start, &send).await?;
 
-        let until = match follow {
-            tasks::Follow::Result => Until::Result,
-            _ if policy.hidden && follow != tasks::Follow::None => Until::Result,
-            tasks::Follow::Task => Until::Task,
-            tasks::Follow::None | tasks::Follow::Turn => Until::Turn,
-        };
-        let waits_for_result = until == Until::Result;
+        let waits_for_result = until == Some(Until::Result);
         let (head, snapshot) = match sent {
             Sent::Created(head) if waits_for_result => (head, None),
             Sent::Created(head) => {
@@ -164,33 +165,31 @@ impl Inner {
             Some(whole) if !waits_for_result || is_over => Some(snapshot_event(&self.store, task, &head, whole).await?),
             _ => None,
         };
-        let Some(seat) = seat else { return Ok(Box::pin(stream::iter(first.map(Ok)))) };
+        let Some((until, seat)) = follow else { return Ok(Box::pin(stream::iter(first.map(Ok)))) };
         let over = match until {
             Until::Result => is_over,
             Until::Turn => is_over && head.state() != TaskState::AuthRequired,
             Until::Task => head.state().is_terminal(),
         };
         let is_newest = head.turn.as_ref().is_some_and(|newest| newest.id == turn[..]);
-        Ok(self.follow(Follow {
-            store: Arc::clone(&self.store),
-            seat,
-            task,
-            place: Place::new(task, &head.context_id),
-            until,
-            behind: (!is_newest && !is_over).then(|| turn.to_vec()),
-            cursor: head.last_event,
-            newest: head.last_event,
-            first,
-            over,
-            shape,
-            stop: self.stop.clone(),
-            queue: VecDeque::new(),
-        }))
-    }
-
-    #[expect(clippy::unused_self, reason = "reads as what the service does")]
-    fn follow(&self, follow: Follow) -> Updates {
-        Box::pin(follow.updates())
+        Ok(Box::pin(
+            Follow {
+                store: Arc::clone(&self.store),
+                seat,
+                task,
+                place: Place::new(task, &head.context_id),
+                until,
+                behind: (!is_newest && !is_over).then(|| turn.to_vec()),
+                cursor: head.last_event,
+                newest: head.last_event,
+                first,
+                over,
+                shape,
+                stop: self.stop.clone(),
+                queue: VecDeque::new(),
+            }
+            .updates(),
+        ))
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<Updates, Error> {
@@ -241,7 +240,7 @@ impl Inner {
                 follow.first = Some(snapshot_event(&self.store, task, &head, whole).await?);
             }
         }
-        Ok(self.follow(follow))
+        Ok(Box::pin(follow.updates()))
     }
 
     async fn begin(&self, request: BeginRequest) -> Result<BeginReply, Error> {

@@ -146,8 +146,9 @@ struct Ring {
     last: Option<u64>,
     /// There are events up to here.
     hint: u64,
-    /// Perhaps there are more.
-    doubt: bool,
+    /// How often somebody thought that there may be more, and how many of these thoughts a look has settled.
+    doubts: u64,
+    settled: u64,
     looked: Instant,
 }
 
@@ -186,14 +187,21 @@ impl Ring {
     }
 
     fn needs_fill(&self) -> bool {
-        self.doubt || self.last.is_some_and(|last| self.hint > last)
+        self.doubts > self.settled || self.last.is_some_and(|last| self.hint > last)
     }
 }
 
 impl Tail {
     fn new(task: TaskId) -> Self {
-        let ring =
-            Ring { entries: VecDeque::new(), bytes: 0, last: None, hint: 0, doubt: false, looked: Instant::now() };
+        let ring = Ring {
+            entries: VecDeque::new(),
+            bytes: 0,
+            last: None,
+            hint: 0,
+            doubts: 0,
+            settled: 0,
+            looked: Instant::now(),
+        };
         Self {
             task,
             ring: Mutex::new(ring),
@@ -219,7 +227,7 @@ impl Tail {
     }
 
     fn doubt(&self) {
-        lock(&self.ring).doubt = true;
+        lock(&self.ring).doubts += 1;
         self.poke.send_replace(());
     }
 
@@ -227,7 +235,7 @@ impl Tail {
     fn recheck(&self) {
         let mut ring = lock(&self.ring);
         if ring.looked.elapsed() >= RECHECK {
-            ring.doubt = true;
+            ring.doubts += 1;
         }
     }
 
@@ -251,36 +259,34 @@ impl Tail {
         }
     }
 
-    /// Reads what is new, once for all followers.
+    /// Reads what is new, once for all followers. Whatever was doubted or hinted at while it read, and everything
+    /// if it is dropped on the way, is looked at again.
     async fn fill(&self, store: &Store) -> Result<(), Error> {
         let _one = self.filling.lock().await;
-        let last = {
+        let (last, doubts, hint) = {
             let mut ring = lock(&self.ring);
             if !ring.needs_fill() {
                 return Ok(());
             }
             ring.looked = Instant::now();
-            // Now, and not after the read: who doubts meanwhile, doubts what was read.
-            ring.doubt = false;
-            ring.last.unwrap_or(0)
+            (ring.last.unwrap_or(0), ring.doubts, ring.hint)
         };
-        let read = self.read(store, last).await;
+        let news = self.read(store, last).await?;
         let mut ring = lock(&self.ring);
-        match read {
-            Ok(News::Entries(entries)) => {
-                // It may have been only the first part.
-                ring.doubt |= entries.len() > 64;
-                ring.extend(entries);
-            }
-            Ok(News::Jump(number)) if number > last => {
-                ring.entries.clear();
-                ring.bytes = 0;
-                ring.last = Some(number);
-            }
-            Ok(News::Jump(number)) => ring.hint = ring.hint.min(number),
-            Err(error) => {
-                ring.doubt = true;
-                return Err(error);
+        match news {
+            // It may have been only the first part, so the doubt stays.
+            News::Entries(entries) => ring.extend(entries),
+            News::Jump(number) => {
+                ring.settled = doubts;
+                if ring.hint == hint {
+                    // Of a store that has lost its newest events.
+                    ring.hint = number;
+                }
+                if ring.last.is_none_or(|last| number > last) {
+                    ring.entries.clear();
+                    ring.bytes = 0;
+                    ring.last = Some(number);
+                }
             }
         }
         drop(ring);

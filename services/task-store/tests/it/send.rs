@@ -345,6 +345,7 @@ async fn a_hidden_task_is_known_to_its_sender_only() {
     let hidden = Send::new("hi").policy(|policy| policy.hidden = true);
     let result = world.updates(hidden.clone().follow(Follow::Result)).await.expect("sends");
     let stream = world.updates(hidden.clone().follow(Follow::Turn)).await.expect("sends");
+    let at_once = world.updates(hidden.clone().follow(Follow::None)).await.expect("sends");
     let begun = world.next().await;
     let id = begun.run.run.task_id.clone();
     assert_eq!(kind(world.get_as("", &id, None).await), Kind::TaskNotFound);
@@ -356,6 +357,7 @@ async fn a_hidden_task_is_known_to_its_sender_only() {
     assert_eq!(world.finish(&begun, 3, vec![answer]).await, Outcome::Ok);
     assert_eq!(shorts(result).await, ["3 message ho"]);
     assert_eq!(shorts(stream).await, ["3 message ho"]);
+    assert_eq!(shorts(at_once).await, ["3 message ho"], "returnImmediately changes nothing");
     let again = world.updates(hidden.follow(Follow::Result)).await.expect("repeats");
     assert_eq!(shorts(again).await, ["3 message ho"]);
     assert_eq!(world.list("", Default::default()).await.expect("lists").total_size, 0);
