@@ -33,7 +33,13 @@ impl RedisEngine {
             None => parse(&text).inspect(|committed| self.clock.heard(committed.at, asked)),
         };
         self.settled(batch);
-        committed.ok_or_else(value::strange)
+        let mut committed = committed.ok_or_else(value::strange)?;
+        if let Some(first) = first_append(&batch.ops) {
+            // It was done before the others, and belongs between them.
+            let before = batch.ops[..first].iter().filter(|op| matches!(op, Op::Append { .. })).count();
+            committed.entries.get_mut(..=before).ok_or_else(value::strange)?.rotate_left(1);
+        }
+        Ok(committed)
     }
 
     /// What a commit means for claims of this process.
@@ -96,9 +102,17 @@ impl<'a> Call<'a> {
         for check in &batch.checks {
             call.check(check)?;
         }
-        call.needs(&batch.ops)?;
-        for op in &batch.ops {
+        let first = first_append(&batch.ops);
+        call.needs(&batch.ops, first)?;
+        if let Some(op) = first.and_then(|first| batch.ops.get(first)) {
+            let start = call.args.len();
             call.operation(op, publish);
+            call.args[start] = Cow::Borrowed(b"append_first");
+        }
+        for (n, op) in batch.ops.iter().enumerate() {
+            if Some(n) != first {
+                call.operation(op, publish);
+            }
         }
         Ok(call)
     }
@@ -171,7 +185,7 @@ impl<'a> Call<'a> {
     }
 
     /// Operations that could fail half way, and what Redis must look at beforehand so that they do not.
-    fn needs(&mut self, ops: &'a [Op]) -> Result<()> {
+    fn needs(&mut self, ops: &'a [Op], first: Option<usize>) -> Result<()> {
         let at = self.args.len();
         let mut count = 0;
         for (n, op) in ops.iter().enumerate() {
@@ -203,6 +217,8 @@ impl<'a> Call<'a> {
                     Some(Op::Drop { .. }) => {}
                     Some(Op::Append { at: At::Number(before), .. }) if before < number => {}
                     Some(_) => return Err(low()),
+                    // That is found out by doing it.
+                    None if Some(n) == first => {}
                     None => {
                         self.text("above");
                         self.key(kind::PLAIN, stream);
@@ -309,6 +325,19 @@ impl<'a> Call<'a> {
         self.key(kind::PLAIN, stream);
         self.number(id);
     }
+}
+
+/// The append with a number of its own that is done before all else: then it may fail without a look beforehand.
+fn first_append(ops: &[Op]) -> Option<usize> {
+    let first = ops.iter().position(|op| matches!(op, Op::Append { at: At::Number(_), .. }))?;
+    let Op::Append { stream, into: None, .. } = &ops[first] else { return None };
+    let touched = ops[..first].iter().any(|op| match op {
+        Op::Append { stream: other, .. } | Op::Drop { stream: other } | Op::Remove { stream: other, .. } => {
+            other == stream
+        }
+        _ => false,
+    });
+    (!touched).then_some(first)
 }
 
 /// The record that an operation writes or deletes.

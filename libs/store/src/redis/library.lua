@@ -25,14 +25,14 @@ end
 
 -- The XPENDING row {id, consumer, idle, deliveries} of one entry; nil when it is not pending.
 local function pending(stream, id)
-    local rows = pcall('XPENDING', stream, GROUP, id, id, 1)
+    local rows = pcall('XPENDING', stream, GROUP, id, id, '1')
     return rows[1]
 end
 
 -- Id of the newest entry that the stream ever had. XINFO STREAM knows it, and costs twice as much; so when the
 -- newest entry is removed, its id is kept aside.
 local function tail(stream, aside)
-    local newest = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+    local newest = call('XREVRANGE', stream, '+', '-', 'COUNT', '1')[1]
     local top, removed = newest and newest[1], call('GET', aside)
     if not removed then return top or '0-0' end
     if not top then return removed end
@@ -66,20 +66,40 @@ local function arg()
     return args[a]
 end
 
--- State of the commit that runs.
-local limits, versions, entries
+-- State of the commit that runs. `known` has versions of records, 0 = there is none. `writes` has the fields to
+-- be written, so that each record costs one command.
+local known, writes, limits, versions, entries
+
+local function version(record)
+    local found = known[record]
+    if not found then
+        found = tonumber(call('HGET', record, 'v') or 0)
+        known[record] = found
+    end
+    return found
+end
+
+local function write(record, field, value)
+    local fields = writes[record]
+    if not fields then
+        fields = {}
+        writes[record] = fields
+    end
+    fields[field] = value
+end
 
 -- Each returns nothing when it holds, otherwise kind and value of the conflict.
 local checks = {}
 
 function checks.version()
-    local version, expected = call('HGET', key(), 'v'), arg()
-    if version ~= expected then return 'version', version or '-' end
+    local found, expected = version(key()), tonumber(arg())
+    if found == 0 then return 'version', '-' end
+    if found ~= expected then return 'version', found end
 end
 
 function checks.absent()
-    local version = call('HGET', key(), 'v')
-    if version then return 'version', version end
+    local found = version(key())
+    if found > 0 then return 'version', found end
 end
 
 function checks.pending()
@@ -114,7 +134,7 @@ end
 local needs = {}
 
 function needs.record()
-    if call('EXISTS', key()) == 0 then return 'append into a record that does not exist' end
+    if version(key()) == 0 then return 'append into a record that does not exist' end
 end
 
 function needs.above()
@@ -122,24 +142,30 @@ function needs.above()
     local removed = call('GET', aside)
     local low = removed and tonumber(string.match(removed, '^%d+')) >= tonumber(string.match(id, '^%d+'))
     -- Cheaper than looking at the newest: usually there is nothing to be found.
-    if low or #call('XRANGE', stream, id, '+', 'COUNT', 1) > 0 then return 'entry number is not above the newest' end
+    if low or #call('XRANGE', stream, id, '+', 'COUNT', '1') > 0 then return 'entry number is not above the newest' end
 end
 
 local operations = {}
 
 function operations.put()
-    local record, value = key(), arg()
-    versions[#versions + 1] = call('HINCRBY', record, 'v', 1)
-    call('HSET', record, 'b', value)
+    local record = key()
+    local new = version(record) + 1
+    known[record] = new
+    versions[#versions + 1] = new
+    write(record, 'v', new)
+    write(record, 'b', arg())
 end
 
 function operations.delete()
-    call('UNLINK', key())
+    local record = key()
+    known[record], writes[record] = 0, nil
+    call('UNLINK', record)
 end
 
+-- Constants are texts: making one of a number costs more than finding the key.
 -- All members of an index have the same score: theirs is the start of their name. See `index.rs`.
 function operations.index()
-    call('ZADD', key(), 0, arg())
+    call('ZADD', key(), '0', arg())
 end
 
 function operations.unindex()
@@ -149,16 +175,23 @@ end
 function operations.move()
     local index = key()
     call('ZREM', index, arg())
-    call('ZADD', index, 0, arg())
+    call('ZADD', index, '0', arg())
 end
 
 function operations.append()
     entries[#entries + 1] = call('XADD', key(), arg(), 't', arg(), 'p', arg())
 end
 
+-- The first of all operations, so that an error leaves nothing behind.
+function operations.append_first()
+    local id = pcall('XADD', key(), arg(), 't', arg(), 'p', arg())
+    if id.err then return id.err end
+    entries[#entries + 1] = id
+end
+
 function operations.append_into()
     operations.append()
-    call('HSET', key(), arg(), entries[#entries])
+    write(key(), arg(), entries[#entries])
 end
 
 function operations.delay()
@@ -217,13 +250,15 @@ end
 
 local function commit(KEYS, ARGV)
     keys, args, k, a = KEYS, ARGV, 0, 0
-    limits, versions, entries = {}, {}, {}
+    known, writes, limits, versions, entries = {}, {}, {}, {}, {}
 
     local id, lead = arg(), nil
     if id ~= '' then
         lead = key()
-        local last = call('HMGET', lead, 'c', 'cr')
-        if last[1] == id then return '=' .. last[2] end
+        local fields = call('HMGET', lead, 'v', 'c')
+        local last = fields[2]
+        if last and string.sub(last, 1, #id) == id then return '=' .. string.sub(last, #id + 1) end
+        known[lead] = tonumber(fields[1] or 0)
     end
     for check = 0, tonumber(arg()) - 1 do
         local kind, value = checks[arg()]()
@@ -234,17 +269,27 @@ local function commit(KEYS, ARGV)
         if fault then return redis.error_reply('MALFORMED ' .. fault) end
     end
 
+    local last = #args
+    while a < last do
+        local fault = operations[arg()]()
+        if fault then return redis.error_reply('MALFORMED ' .. fault) end
+    end
+
     local now = now_ms()
+    local result = now .. ';' .. table.concat(versions, ',') .. ';' .. table.concat(entries, ',')
+    if lead then write(lead, 'c', id .. result) end
+    for record, fields in pairs(writes) do
+        local list = {}
+        for field, value in pairs(fields) do
+            list[#list + 1] = field
+            list[#list + 1] = value
+        end
+        call('HSET', record, unpack(list))
+    end
     for limit, full_at in pairs(limits) do
         local left = math.ceil(full_at / 1000) - now
         call('SET', limit, string.format('%.0f', full_at), 'PX', string.format('%.0f', math.max(left, 1)))
     end
-    local last = #args
-    while a < last do
-        operations[arg()]()
-    end
-    local result = now .. ';' .. table.concat(versions, ',') .. ';' .. table.concat(entries, ',')
-    if lead then call('HSET', lead, 'c', id, 'cr', result) end
     return result
 end
 
@@ -372,7 +417,7 @@ local function depth(KEYS)
     local stream, length, delayed = KEYS[1], call('XLEN', KEYS[1]), call('ZCARD', KEYS[2])
     local given_back, no_group = pending_rows(stream, '-', '+', 1, HANDED_BACK)
     if no_group then
-        local first = call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+        local first = call('XRANGE', stream, '-', '+', 'COUNT', '1')[1]
         return { length, 0, delayed, first and first[1] or '' }
     end
     local owned, waiting_again, lag, last = 0, 0, nil, '0-0'
@@ -385,7 +430,7 @@ local function depth(KEYS)
     end
     local oldest = given_back[1] and given_back[1][1]
     if not oldest then
-        local first = call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
+        local first = call('XRANGE', stream, '(' .. last, '+', 'COUNT', '1')[1]
         oldest = first and first[1] or ''
     end
     local unread = lag or math.max(length - owned - waiting_again, 0)

@@ -1,7 +1,7 @@
 //! The engine of a cluster: Redis 7.0 or later, alone, behind Sentinels, or as a Redis Cluster.
 //!
-//! A record is a hash (`v` version, `b` value, `r:<name>` refs, `c` and `cr` last commit id and its result), an
-//! index a sorted set, a stream a stream (`t` tag, `p` payload) with the group `workers`. Everything that must
+//! A record is a hash (`v` version, `b` value, `r:<name>` refs, `c` last commit id and its result), an index a
+//! sorted set, a stream a stream (`t` tag, `p` payload) with the group `workers`. Everything that must
 //! happen together is one call of a function in `library.lua`. Only the 7.0 command set is used.
 //!
 //! An ACL user needs `~<prefix>* &<prefix>*` and `+@read +@write +@stream +@scripting +@pubsub +@connection +info

@@ -33,6 +33,13 @@ async fn a_repeated_commit_answers_like_the_first_and_writes_nothing() {
     let runs = engine.read_last(0, "runs", 10).await.unwrap();
     assert_eq!((runs.len(), runs[0].tag, &runs[0].payload[..]), (1, 7, &b"\0\xff\r\n"[..]));
 
+    // Ids come in the order of the appends, whatever the order inside.
+    let ops =
+        vec![append("runs", "a"), append("runs", "b"), number("log:1", 2), append("runs", "c"), number("log:1", 3)];
+    let entries = engine.commit(batch(ops)).await.unwrap().entries;
+    assert!(entries[0] < entries[1] && entries[1] < entries[3]);
+    assert_eq!((entries[2], entries[4], entries.len()), (EntryId(2, 0), EntryId(3, 0), 5));
+
     // Refs outlive a put, and the next commit has the next version.
     assert_eq!(engine.commit(named("t:1", 2, vec![put("t:1", b"x")])).await.unwrap().versions, [2]);
     assert_eq!(engine.get(0, &["t:1"]).await.unwrap()[0].as_ref().unwrap().refs["run"], first.entries[1]);
