@@ -114,6 +114,8 @@ pub(crate) struct Change {
     pub(crate) ops: Vec<Op>,
     /// Passes when the store is full.
     pub(crate) releasing: bool,
+    /// See [`Batch::deferred`].
+    pub(crate) deferred: bool,
 }
 
 impl Change {
@@ -124,7 +126,8 @@ impl Change {
 
     /// The batch that makes this change, if nothing that it was decided on has changed.
     pub(crate) fn batch(&mut self, state: &State, id: CommitId) -> Batch {
-        let mut batch = Batch { shard: state.task.shard(), releasing: self.releasing, ..Batch::default() };
+        let mut batch =
+            Batch { shard: state.task.shard(), releasing: self.releasing, deferred: self.deferred, ..Batch::default() };
         let version = |key: String, version: Option<u64>| match version {
             Some(version) => Check::Version { key, version },
             None => Check::Absent { key },

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use futures::future::try_join;
 use rialto_a2a::{
-    Error,
-    v1::{Artifact, Message, StreamResponse, Task, stream_response::Payload},
+    Error, Kind,
+    v1::{Artifact, Message, StreamResponse, Task, TaskState, part::Content, stream_response::Payload},
 };
 use rialto_rpc::tasks::Update;
 use rialto_store::ReadLimit;
@@ -177,24 +177,43 @@ pub(crate) fn bare_task(task: TaskId, head: &Head, place: &Place) -> Task {
 }
 
 /// What a caller is shown of a task: itself, or the answer of a hidden one.
+///
+/// # Errors
+/// A hidden task that has no answer to show.
 pub(crate) async fn snapshot_event(store: &Store, id: TaskId, head: &Head, task: Task) -> Result<Update, Error> {
-    let payload = match head.hidden && head.state() == rialto_a2a::v1::TaskState::Completed {
-        true => match answer(store, id, head).await? {
-            Some(message) => Payload::Message(message),
-            None => Payload::Task(task),
-        },
-        false => Payload::Task(task),
-    };
+    let payload = if head.hidden { Payload::Message(answer(store, id, head).await?) } else { Payload::Task(task) };
     Ok(Update { number: head.last_event, event: Some(StreamResponse { payload: Some(payload) }) })
 }
 
-/// The answer of a hidden task: its last event, or once that is folded away, its last message.
-async fn answer(store: &Store, task: TaskId, head: &Head) -> Result<Option<Message>, Error> {
+/// The answer of a hidden task: its last event, or once that is folded away, its last message; or the question
+/// that it ended with. A failure is no answer, and a client that gets messages only must not take it for one.
+async fn answer(store: &Store, task: TaskId, head: &Head) -> Result<Message, Error> {
     let place = Place::new(task, &head.context_id);
-    if let Some(entry) = store.log(task, head.last_event - 1).await?.into_iter().next()
-        && let Some(Payload::Message(message)) = place.event(entry.payload).map_err(corrupt)?.payload
-    {
-        return Ok(Some(message));
-    }
-    Ok(store.messages(task, &place, head.history_len.saturating_sub(1), head.history_len).await?.pop())
+    let said = head.status.as_ref().and_then(|status| status.message.clone());
+    let found = match head.state() {
+        TaskState::Completed => {
+            let last = store.log(task, head.last_event - 1).await?.into_iter().next();
+            match last
+                .map(|entry| place.event(entry.payload).map_err(corrupt))
+                .transpose()?
+                .and_then(|event| event.payload)
+            {
+                Some(Payload::Message(message)) => Some(message),
+                _ => store.messages(task, &place, head.history_len.saturating_sub(1), head.history_len).await?.pop(),
+            }
+        }
+        TaskState::InputRequired | TaskState::AuthRequired => said,
+        _ => {
+            let reason = said.iter().flat_map(|message| &message.parts).find_map(|part| match &part.content {
+                Some(Content::Text(text)) => Some(text.as_str()),
+                _ => None,
+            });
+            let text = format!("The agent gave no answer: {}", reason.unwrap_or("the work was ended"));
+            return Err(Error::new(Kind::Internal, text));
+        }
+    };
+    let mut message = found.ok_or(Error::from(Kind::InvalidAgentResponse))?;
+    message.task_id.clear();
+    message.context_id.clone_from(&head.context_id);
+    Ok(message)
 }

@@ -117,6 +117,8 @@ impl Begin<'_> {
         let mut change = Change::of(draft);
         // When the store is full, the way out is that work gets done.
         change.releasing = true;
+        // Undone by a loss of power, the turn is queued again and begins again.
+        change.deferred = true;
         change.checks.push(self.claim.pending());
         Ok(Decision::Commit(Box::new(change), reply))
     }

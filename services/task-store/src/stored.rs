@@ -224,7 +224,8 @@ impl Place {
                 update.task_id.clone_from(&self.task);
                 update.context_id.clone_from(&self.context);
             }
-            Some(Payload::Message(message)) => self.name(message),
+            // The answer of a hidden task: nobody may know that there is one.
+            Some(Payload::Message(message)) => message.context_id.clone_from(&self.context),
             Some(Payload::Task(_)) | None => {}
         }
     }

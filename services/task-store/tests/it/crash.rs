@@ -99,6 +99,35 @@ async fn a_turn_that_expired_in_the_queue_is_not_started() {
 }
 
 #[tokio::test]
+async fn a_begin_whose_answer_was_lost_is_the_same_attempt() {
+    let world = World::with(engine(2), 2, &Options::default());
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let run = world.claim("r1").await.expect("an entry");
+    let commit = id_bytes().to_vec();
+    let again = async || world.begin_with(&run, |begin| begin.commit_id = commit.clone().into()).await;
+    let first = again().await.expect("a turn").turn;
+    assert_eq!(again().await.expect("the same turn").turn, first);
+    assert_eq!(numbers(&world, &sent.id).await, [1, 2]);
+    let other = world.begin(&run).await.expect("another call").turn;
+    assert_eq!((first.fence, first.attempt, other.fence, other.attempt), (1, 1, 2, 2));
+}
+
+#[tokio::test]
+async fn a_finish_whose_answer_was_lost_is_ok_even_after_the_next_turn_began() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.run_to(S::InputRequired).await;
+    let finish = async || world.finish(&begun, 3, vec![status(S::InputRequired)]).await;
+    assert_eq!(finish().await, Outcome::Ok);
+    world.send(Send::to(&sent, "more")).await.expect("sends");
+    assert_eq!(finish().await, Outcome::Ok);
+    world.next().await;
+    assert_eq!(finish().await, Outcome::Ok);
+    assert_eq!(world.record(&begun, 3, vec![status(S::Working)]).await, Outcome::Fenced);
+    assert_eq!(numbers(&world, &sent.id).await, [1, 2, 3, 4, 5]);
+}
+
+#[tokio::test]
 async fn begin_without_the_entry_is_nothing() {
     let world = World::new();
     let sent = world.send(Send::new("hi")).await.expect("sends");

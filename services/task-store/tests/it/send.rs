@@ -364,6 +364,27 @@ async fn a_hidden_task_is_known_to_its_sender_only() {
 }
 
 #[tokio::test]
+async fn the_answer_of_a_hidden_task_names_no_task_that_nobody_can_get() {
+    let world = World::new();
+    let hidden = || Send::new("hi").policy(|policy| policy.hidden = true).follow(Follow::Result);
+    let mut updates = world.updates(hidden()).await.expect("sends");
+    let begun = world.next().await;
+    let answer = rialto_a2a::v1::StreamResponse {
+        payload: Some(rialto_a2a::v1::stream_response::Payload::Message(said(Role::Agent, "ho"))),
+    };
+    world.finish(&begun, 3, vec![answer]).await;
+    let event = updates.next().await.expect("an update").expect("no error").event.expect("an event");
+    let Some(rialto_a2a::v1::stream_response::Payload::Message(message)) = event.payload else { panic!("{event:?}") };
+    assert_eq!((message.task_id.as_str(), message.context_id.is_empty()), ("", false));
+
+    let mut updates = world.updates(hidden()).await.expect("sends");
+    let begun = world.next().await;
+    world.finish(&begun, 3, vec![status(S::Failed)]).await;
+    let error = updates.next().await.expect("an update").expect_err("a failure is no answer");
+    assert_eq!(rialto_a2a::Error::from_status(&error).kind, Kind::Internal);
+}
+
+#[tokio::test]
 async fn conversations_do_not_leak() {
     let world = World::new();
     let window = |begin: &mut rialto_rpc::tasks::BeginRequest| {
