@@ -129,7 +129,10 @@ impl Turns {
     }
 
     async fn begin(&self, run: &RunEntry, claim: &Claim, lost: &CancellationToken) -> Result<Option<Begun>, Failure> {
-        let window = self.agent.context_window;
+        let window = match self.backend.reads_conversation() {
+            true => self.agent.context_window,
+            false => config::ContextWindow { messages: 0, ..self.agent.context_window },
+        };
         let request = BeginRequest {
             run: Some(run.clone()),
             claim: Some(claim.clone()),

@@ -111,10 +111,13 @@ async fn conversation(
     let before = head.turn.as_ref().map_or(0, |turn| turn.message - 1);
     let from = before.saturating_sub(window.messages as u64);
     let own = window.take(store.messages(task, place, from, before).await?);
-    let mut earlier = Vec::new();
+    let mut earlier: Vec<Vec<Message>> = Vec::new();
     if window.messages > 0 {
         let scope = head.scope_key();
         let since = store.context(task.shard(), &scope.context(&head.context_id)).await?;
+        if since.as_ref().is_some_and(|held| held.value.tasks <= 1) {
+            return Ok((Vec::new(), own));
+        }
         let since = since.map_or(0, |held| held.value.since_ms);
         let others = others(store, task, &scope, &head.context_id).await?;
         let heads = store.heads(task.shard(), &others).await?;

@@ -13,9 +13,12 @@ use crate::{Entry, EntryId, IndexQuery, Millis, Order, ReadLimit, Record, Shard}
 impl Look for Connection {
     fn records(&self, shard: Shard, keys: &[&str]) -> Result<Vec<Option<Record>>> {
         // Others commit meanwhile.
-        let snapshot = if keys.len() > 1 { Some(self.unchecked_transaction()?) } else { None };
         let mut select =
             self.prepare_cached("SELECT version, meta, bytes FROM records WHERE shard = ?1 AND key = ?2")?;
+        let in_one = keys.len() > 1;
+        if in_one {
+            self.prepare_cached("BEGIN")?.execute([])?;
+        }
         let records = keys
             .iter()
             .map(|key| {
@@ -26,9 +29,8 @@ impl Look for Connection {
                 found.optional()
             })
             .collect();
-        drop(select);
-        if let Some(snapshot) = snapshot {
-            snapshot.commit()?;
+        if in_one {
+            self.prepare_cached("COMMIT")?.execute([])?;
         }
         records
     }

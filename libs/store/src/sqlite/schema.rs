@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{OpenError, SqliteConfig};
 use crate::Shard;
@@ -89,6 +89,8 @@ pub(super) fn open_reader(folder: &Folder) -> rusqlite::Result<Connection> {
 fn tune(conn: &Connection, cache: i64) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(64);
     conn.busy_timeout(Duration::from_secs(5))?;
+    // Plans must not depend on what is bound, or statements are compiled again and again.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     conn.pragma_update(None, "temp_store", "MEMORY")?;
     conn.pragma_update(None, "cache_size", cache)
 }

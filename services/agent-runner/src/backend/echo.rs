@@ -8,6 +8,10 @@ pub struct Echo;
 
 #[async_trait::async_trait]
 impl Backend for Echo {
+    fn reads_conversation(&self) -> bool {
+        false
+    }
+
     async fn run(&self, turn: &Turn, events: &Events) -> Result<End, Crash> {
         let mut texts = Vec::new();
         let mut others: Vec<Part> = Vec::new();

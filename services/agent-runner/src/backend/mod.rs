@@ -25,6 +25,11 @@ const WAITING_EVENTS: usize = 4;
 /// The runner owns everything around it: slots, attempts, fences, the deadline, and what reaches the task.
 #[async_trait::async_trait]
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// Whether turns are to be handed the earlier conversation; reading it costs the store.
+    fn reads_conversation(&self) -> bool {
+        true
+    }
+
     /// Answers one turn: sends events while it works, returns how the turn ends.
     ///
     /// The future is dropped when the turn has to stop at once (fenced, cut off); dropping it must stop the work.
