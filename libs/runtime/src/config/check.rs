@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
 use url::Url;
 
-use super::{Agent, Backend, Card, Config, Limits, StoreKind, load::Broken};
+use super::{Agent, Backend, Card, Config, Limits, load::Broken};
 use crate::{
     Secret,
     units::{Size, Span},
@@ -40,9 +40,7 @@ const MAX_TASK: Size = Size::mib(16);
 pub(super) fn check(config: &Config) -> Vec<Broken> {
     let mut rules = Rules(Vec::new());
     rules.addresses(config);
-    if config.store == StoreKind::Redis {
-        rules.broken("store", "redis comes with `rialto serve`; this version has sqlite only");
-    }
+    rules.backends(config);
     rules.positive("stop-grace", config.stop_grace);
     for (at, network) in config.trusted_proxies.iter().enumerate() {
         rules.require(is_network(network), &format!("trusted-proxies[{at}]"), || {
@@ -97,10 +95,17 @@ impl Rules {
             parsed
         };
         let listen = address("listen", &config.listen);
+        let task_store = address("task-store-listen", &config.task_store_listen);
         let admin = address("admin-listen", &config.admin_listen);
         if let (Some(listen), Some(admin)) = (listen, admin) {
             self.require(listen != admin || listen.port() == 0, "admin-listen", || {
                 format!("{admin} is the address of `listen` already; the admin port needs its own")
+            });
+        }
+        if let Some(own) = task_store {
+            let taken = [listen, admin].contains(&Some(own)) && own.port() != 0;
+            self.require(!taken, "task-store-listen", || {
+                format!("{own} is the address of `listen` or `admin-listen` already; task-store needs its own")
             });
         }
         if let Some(admin) = admin {
@@ -115,6 +120,32 @@ impl Rules {
             && let Err(problem) = check_public_url(url)
         {
             self.broken("public-url", problem);
+        }
+    }
+
+    /// What is behind this process: the store and other services.
+    fn backends(&mut self, config: &Config) {
+        // Problems do not quote the URL, which may hold a password. The store knows the rest of its form.
+        const SCHEMES: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
+        let redis = &config.redis;
+        let scheme = redis.url().split_once("://").map(|(scheme, _)| scheme);
+        self.require(scheme.is_some_and(|scheme| SCHEMES.contains(&scheme)), "redis.url", || {
+            "must be a URL such as \"redis://user:password@127.0.0.1:6379\"; redis+sentinel:// asks Sentinels, \
+             rediss:// uses TLS"
+                .to_owned()
+        });
+        self.require(!redis.prefix.contains(['{', '}', '@', ' ', '\n']), "redis.prefix", || {
+            format!("{:?} must not have braces, spaces or \"@\"", redis.prefix)
+        });
+        self.require(redis.shards.is_none_or(|shards| (1..=256).contains(&shards)), "redis.shards", || {
+            "must be from 1 to 256".to_owned()
+        });
+        let urls = &config.services.task_store;
+        self.require(!urls.is_empty(), "services.task-store", || "at least one URL is needed".to_owned());
+        for (at, url) in urls.iter().enumerate() {
+            self.require(is_service_url(url), &format!("services.task-store[{at}]"), || {
+                format!("{url:?} is not a URL such as \"http://task-store:7101\"")
+            });
         }
     }
 
@@ -393,6 +424,14 @@ fn is_origin(text: &str) -> bool {
 
 fn is_web_url(text: &str) -> bool {
     Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "http" | "https"))
+}
+
+/// Host and port, and nothing that would be ignored.
+fn is_service_url(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| {
+        let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        url.scheme() == "http" && url.username().is_empty() && url.password().is_none() && bare
+    }) && text.trim_end_matches('/').rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
 }
 
 /// `type/subtype` of RFC 9110, parameters allowed.

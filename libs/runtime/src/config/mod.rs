@@ -31,11 +31,17 @@ pub struct Config {
     pub listen: String,
     /// Address of the admin port (liveness, readiness, metrics, admin). Loopback unless a token is set.
     pub admin_listen: String,
+    /// Address on which task-store serves the other services of `rialto serve`.
+    pub task_store_listen: String,
     /// The URL under which clients reach the public port; cards advertise it. Default: the listening address,
     /// or what trusted proxies say in forwarded headers.
     pub public_url: Option<String>,
     /// Where tasks live.
     pub store: StoreKind,
+    /// The Redis of `store: redis`.
+    pub redis: Redis,
+    /// Where the services are that do not run in this process.
+    pub services: Services,
     /// Folder of the embedded store. Default: `rialto` in the user's data folder.
     pub data: Option<PathBuf>,
     /// The embedded store lives in memory and is gone with the process.
@@ -61,6 +67,28 @@ pub enum StoreKind {
     Sqlite,
     /// Redis 7 or later: many processes.
     Redis,
+}
+
+/// See [`Config::redis`].
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Redis {
+    /// `redis://[user[:password]@]host[:port]…`; also `rediss`, `redis+sentinel` and `rediss+sentinel`. Default: a
+    /// Redis on this machine.
+    pub url: Option<Secret>,
+    /// Starts every key, so that several installations share a Redis.
+    pub prefix: String,
+    /// Number of shards of a new store, and a check of an old one. Default: as stored; of a new store 1, on a
+    /// cluster 16.
+    pub shards: Option<u16>,
+}
+
+/// See [`Config::services`].
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Services {
+    /// `http://name:port`; each name may stand for many replicas.
+    pub task_store: Vec<String>,
 }
 
 /// One agent.
@@ -404,8 +432,11 @@ impl Default for Config {
         Self {
             listen: "127.0.0.1:8080".to_owned(),
             admin_listen: "127.0.0.1:8081".to_owned(),
+            task_store_listen: "127.0.0.1:7101".to_owned(),
             public_url: None,
             store: StoreKind::Sqlite,
+            redis: Redis::default(),
+            services: Services::default(),
             data: None,
             ephemeral: false,
             agents: vec![Agent::echo()],
@@ -414,6 +445,26 @@ impl Default for Config {
             cors_origins: Vec::new(),
             stop_grace: Span::secs(25),
         }
+    }
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self { url: None, prefix: "rialto:".to_owned(), shards: None }
+    }
+}
+
+impl Redis {
+    /// Where it is. May hold a password.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.url.as_ref().map_or("redis://127.0.0.1:6379", Secret::expose)
+    }
+}
+
+impl Default for Services {
+    fn default() -> Self {
+        Self { task_store: vec!["http://127.0.0.1:7101".to_owned()] }
     }
 }
 

@@ -404,6 +404,24 @@ fn media_types_are_checked_in_their_form() {
 }
 
 #[test]
+fn what_a_cluster_needs_is_checked_and_no_password_is_quoted() {
+    insta::assert_snapshot!(faults(
+        "store: redis\ntask-store-listen: 127.0.0.1:8080\n\
+         redis: {url: \"http://:hunter2@x\", prefix: \"a b\", shards: 0}\n\
+         services: {task-store: [\"http://task-store\", \"https://a:1\", \"http://[::1]:7101/\", \"http://u@a:1\"]}\n"
+    ), @r#"
+        task-store-listen: 127.0.0.1:8080 is the address of `listen` or `admin-listen` already; task-store needs its own (r.yaml)
+        redis.url: must be a URL such as "redis://user:password@127.0.0.1:6379"; redis+sentinel:// asks Sentinels, rediss:// uses TLS (r.yaml)
+        redis.prefix: "a b" must not have braces, spaces or "@" (r.yaml)
+        redis.shards: must be from 1 to 256 (r.yaml)
+        services.task-store[0]: "http://task-store" is not a URL such as "http://task-store:7101" (r.yaml)
+        services.task-store[1]: "https://a:1" is not a URL such as "http://task-store:7101" (r.yaml)
+        services.task-store[3]: "http://u@a:1" is not a URL such as "http://task-store:7101" (r.yaml)
+    "#);
+    insta::assert_snapshot!(faults("services: {task-store: []}"), @"services.task-store: at least one URL is needed (r.yaml)");
+}
+
+#[test]
 fn what_is_printed_can_be_read_back_and_shows_no_secret() {
     let yaml = "agents: [{id: a, backend: {type: command, command: ['a b', 'true', '1', \"q\\\"'#\"], \
                 env: {TOKEN: s3cr3t}}, card: {skills: [{id: s, name: n, description: d, tags: [t]}], \
