@@ -5,7 +5,6 @@
 //! anything is stored, how long is waited. [`agents`] know which agent a host and path mean, and what its card
 //! says. Keeps nothing that matters: any replica answers for any task.
 
-mod admin;
 mod agents;
 mod bindings;
 mod call;
@@ -36,8 +35,6 @@ pub const EVENT_NUMBER: &str = "urn:rialto:event-number:v1";
 #[derive(Clone, Debug)]
 pub struct Gateway {
     doors: Arc<Doors>,
-    tasks: TaskStoreClient,
-    stop: CancellationToken,
 }
 
 impl Gateway {
@@ -59,18 +56,13 @@ impl Gateway {
         let forwarded = Forwarded::new(config, local)?;
         let agents = Agents::new(config).context("agents")?;
         let follower = Follower::new(&config.limits, tasks.clone(), tracker, stop.clone());
-        let operations = Operations::new(config, tasks.clone(), follower, tracker.clone(), stop.clone());
-        let doors = Doors::new(config, agents, operations, forwarded, Cors::new(config)?, tracker, stop.clone());
-        Ok(Self { doors: Arc::new(doors), tasks, stop })
+        let operations = Operations::new(config, tasks, follower, tracker.clone(), stop.clone());
+        let doors = Doors::new(config, agents, operations, forwarded, Cors::new(config)?, tracker, stop);
+        Ok(Self { doors: Arc::new(doors) })
     }
 
     /// What the public port serves.
     pub fn router(&self) -> Router {
         bindings::router(Arc::clone(&self.doors))
-    }
-
-    /// What the admin port serves: `/livez` and `/readyz`.
-    pub fn admin(&self) -> Router {
-        admin::router(self.tasks.clone(), self.stop.clone())
     }
 }

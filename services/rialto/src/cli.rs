@@ -6,7 +6,13 @@ use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 use rialto_runtime::{telemetry, units::Span};
 use url::Url;
 
-use crate::{bench, client::Binding, config, dev, talk};
+use crate::{
+    bench,
+    client::Binding,
+    config, dev,
+    serve::{self, Role},
+    talk,
+};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -30,6 +36,8 @@ struct Cli {
 enum Command {
     /// Serve agents in one process, with nothing else to install
     Dev(DevArgs),
+    /// Serve some of the services, or all, as a part of a cluster
+    Serve(ServeArgs),
     /// Send a message and print its result
     Call(SendArgs),
     /// Send a message and print what becomes of it, as it happens
@@ -67,6 +75,26 @@ pub(crate) struct DevArgs {
     /// Address of the admin port (/livez, /readyz) [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin_listen: Option<String>,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The services of this process; they call each other in memory, and others over the network
+    #[arg(value_enum, required = true, value_name = "SERVICE")]
+    pub(crate) services: Vec<Role>,
+    /// The configuration (YAML or TOML), the same one for every process
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Address of the public port, for gateway [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<String>,
+    /// Address of the admin port (/livez, /readyz) [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) admin_listen: Option<String>,
+    /// Address of task-store for the other services [default: 127.0.0.1:7101]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) task_store_listen: Option<String>,
 }
 
 /// Which agent to talk to, and how.
@@ -185,7 +213,7 @@ pub(crate) fn run() -> ExitCode {
     // A second call in one process finds its own work done.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let command = Cli::parse().command;
-    let serves = matches!(command, Command::Dev(_));
+    let serves = matches!(command, Command::Dev(_) | Command::Serve(_));
     telemetry::init(telemetry::Format::from_env(), if serves { "info" } else { "warn" });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -195,6 +223,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Config(ConfigCommand::Check { file }) => config::check(file),
         Command::Config(ConfigCommand::Print { file }) => config::print(file),
         Command::Dev(args) => runtime.block_on(dev::run(args)),
+        Command::Serve(args) => runtime.block_on(serve::serve(args)),
         Command::Call(args) => runtime.block_on(talk::call(args)),
         Command::Stream(args) => runtime.block_on(talk::stream(args)),
         Command::Card(args) => runtime.block_on(talk::card(args)),

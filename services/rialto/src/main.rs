@@ -6,6 +6,7 @@ mod client;
 mod config;
 mod dev;
 mod output;
+mod serve;
 mod talk;
 mod view;
 

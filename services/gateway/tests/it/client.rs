@@ -24,7 +24,6 @@ pub(crate) struct Server {
     pub(crate) store: Arc<Store>,
     pub(crate) stop: CancellationToken,
     pub(crate) tracker: TaskTracker,
-    pub(crate) gateway: Gateway,
 }
 
 impl Drop for Server {
@@ -81,7 +80,7 @@ impl Server {
             header_timeout: config.limits.header_timeout.0,
         };
         tracker.spawn(listener.serve(gateway.router(), limits, stop.clone(), Duration::from_secs(5)));
-        Self { addr, store, stop, tracker, gateway }
+        Self { addr, store, stop, tracker }
     }
 
     /// Sends bytes, and reads until the connection ends.

@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::client::{PATIENCE, Server, answer, config, request};
+use crate::client::{Server, answer, config, request};
 
 const SEND: &str = r#"{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"text":"hi"}]}}"#;
 
@@ -246,30 +246,4 @@ async fn only_a_context_continues_the_one_task_that_waits_if_configured() {
     assert_eq!(server.store.last_send().message.unwrap().task_id, "t-1");
     server.rest("POST", "/message:send", &turn.replace("c-1", "none")).await;
     assert_eq!(server.store.last_send().message.unwrap().task_id, "");
-}
-
-#[tokio::test]
-async fn the_admin_port_tells_the_truth() {
-    let server = Server::start().await;
-    let listener = rialto_net::Listener::bind("127.0.0.1:0").await.unwrap();
-    let addr = listener.local_addr();
-    let limits = rialto_net::Limits { connections: 8, streams_per_connection: 8, header_timeout: PATIENCE };
-    // Liveness and readiness outlive the order to stop.
-    let stop = tokio_util::sync::CancellationToken::new();
-    server.tracker.spawn(listener.serve(server.gateway.admin(), limits, stop.clone(), PATIENCE));
-    let get = |path: &'static str| async move {
-        let mut tcp = TcpStream::connect(addr).await.unwrap();
-        tcp.write_all(request("GET", path, &[], "").as_bytes()).await.unwrap();
-        let mut all = Vec::new();
-        tcp.read_to_end(&mut all).await.unwrap();
-        answer(&all).status
-    };
-    assert_eq!((get("/livez").await, get("/readyz").await), (200, 200));
-    server.store.away.store(1000, std::sync::atomic::Ordering::SeqCst);
-    assert_eq!((get("/livez").await, get("/readyz").await), (200, 503));
-    server.store.away.store(0, std::sync::atomic::Ordering::SeqCst);
-    assert_eq!(get("/readyz").await, 200);
-    server.stop.cancel();
-    assert_eq!((get("/livez").await, get("/readyz").await), (200, 503));
-    stop.cancel();
 }

@@ -8,4 +8,5 @@ mod cuts;
 mod dev;
 mod model;
 mod process;
+mod serve;
 mod talk;

@@ -142,7 +142,7 @@ pub(crate) fn scripted(folder: &Path, more: &str) -> String {
 }
 
 /// PATH with the scripted agent in it, which lies beside the binary.
-fn scripted_agent_path() -> String {
+pub(crate) fn scripted_agent_path() -> String {
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
     let mut built = BUILT.lock().unwrap();
     let folder = built.get_or_insert_with(|| {

@@ -1,0 +1,57 @@
+//! task-store as this process reaches it and offers it, before and after its store is open.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use rialto_a2a::Error;
+use rialto_rpc::tasks::task_store_server::TaskStoreServer;
+use rialto_task_store::TaskStore;
+use tonic::{
+    body::Body,
+    codegen::{BoxFuture, Service, StdError},
+};
+
+/// A server that says UNAVAILABLE until there is one.
+#[derive(Clone, Default)]
+pub(super) struct Gate(Arc<OnceLock<TaskStoreServer<TaskStore>>>);
+
+impl Gate {
+    /// From here on, calls are answered.
+    pub(super) fn open(&self, server: TaskStoreServer<TaskStore>) {
+        // A second one would be another view of the same store; the first one is as good.
+        drop(self.0.set(server));
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("open", &self.0.get().is_some()).finish()
+    }
+}
+
+impl<B> Service<Request<B>> for Gate
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<StdError> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        match self.0.get() {
+            Some(server) => server.clone().call(request),
+            None => Box::pin(async { Ok(Error::unavailable().to_status().into_http()) }),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! One process: any of the services, wired together, from start to drain.
+//!
+//! Services of the same process call each other in memory, others over the network; both are the same gRPC client.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::Router;
+use rialto_agent_runner::RunnerOptions;
+use rialto_gateway::Gateway;
+use rialto_net::{BindError, Limits, Listener};
+use rialto_rpc::{
+    Target, Transport,
+    tasks::{self, TaskStoreClient},
+};
+use rialto_runtime::{
+    config::Config,
+    supervise::{Failure, Signals, Supervisor},
+};
+use rialto_store::Engine;
+use rialto_task_store::TaskStore;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tracing::warn;
+use url::Url;
+
+use super::{
+    gate::Gate,
+    health::{self, Needs},
+    store,
+};
+use crate::{
+    cli::fail,
+    client::{self, fetch_card},
+    output,
+};
+
+/// After the grace for running work: time to hand back what did not end.
+const HAND_BACK: Duration = Duration::from_secs(4);
+
+/// Between two looks whether the process is ready.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Calls that one process may have under way at task-store: all that a gateway has, and some.
+const INTERNAL_STREAMS: u32 = 32_768;
+
+/// The services of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Services {
+    pub(crate) gateway: bool,
+    pub(crate) task_store: bool,
+    pub(crate) agent_runner: bool,
+}
+
+impl Services {
+    pub(crate) const ALL: Self = Self { gateway: true, task_store: true, agent_runner: true };
+
+    /// Runners claim their work from the store.
+    const fn use_store(self) -> bool {
+        self.task_store || self.agent_runner
+    }
+
+    const fn call_task_store(self) -> bool {
+        self.gateway || self.agent_runner
+    }
+}
+
+/// Runs a process to its end. `greet` is told the URL of the process before `ready: <url>` is printed.
+pub(crate) async fn run(config: Config, services: Services, greet: impl FnOnce(&Config, &str)) -> ExitCode {
+    // As set in the shell is often 1024, which is less than the connections that are served.
+    if let Err(error) = raise_file_limit() {
+        warn!(%error, "cannot raise the limit of open files");
+    }
+    match Box::pin(serve(config, services, greet)).await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(failure)) => fail(1, &failure.to_string()),
+        Err(problem) => fail(2, &problem),
+    }
+}
+
+/// The outer error is one of starting, the inner one of running.
+async fn serve(
+    config: Config,
+    services: Services,
+    greet: impl FnOnce(&Config, &str),
+) -> Result<Result<(), Failure>, String> {
+    let signals = Signals::new().map_err(|error| format!("cannot watch for signals: {error}"))?;
+    let process = Process::new(config, services)?;
+    let ports = Ports::bind(&process).await?;
+    let (base, admin) = (ports.url(), url(ports.admin.local_addr()));
+    let Ports { public, task_store, admin: probes } = ports;
+    let started = async {
+        let started = process.start(public, task_store).await;
+        if started.is_err() {
+            process.supervisor.stop().cancel();
+        }
+        started?;
+        process.announce(&base, &admin, greet).await;
+        Ok(())
+    };
+    let run = process.supervisor.clone().run(process.config.stop_grace.0 + HAND_BACK);
+    // These are not what the process waits for: they live until it ends.
+    let watch = signals.watch(process.supervisor.stop());
+    let router = health::admin(process.needs.clone());
+    let probes = probes.serve(router, process.limits(), CancellationToken::new(), HAND_BACK);
+    let watch = async { tokio::join!(watch, probes).0 };
+    tokio::select! {
+        (started, result) = async { tokio::join!(started, run) } => {
+            let started: Result<(), String> = started;
+            started.map(|()| result)
+        }
+        never = watch => match never {},
+    }
+}
+
+/// The ports of a process, taken before anything else is done.
+struct Ports {
+    public: Option<Listener>,
+    task_store: Option<Listener>,
+    admin: Listener,
+}
+
+impl Ports {
+    async fn bind(process: &Process) -> Result<Self, String> {
+        let (config, services) = (&process.config, process.services);
+        let public = match services.gateway {
+            true => Some(bind(&config.listen, "listen").await?),
+            false => None,
+        };
+        let admin = bind(&config.admin_listen, "admin-listen").await?;
+        // With everything in one process there is nobody to call from outside.
+        let task_store = match services.task_store && services != Services::ALL {
+            true => Some(bind(&config.task_store_listen, "task-store-listen").await?),
+            false => None,
+        };
+        if let Some(port) = &task_store
+            && !port.local_addr().ip().to_canonical().is_loopback()
+        {
+            warn!(address = %port.local_addr(), "whoever reaches this port of task-store reads and writes every task");
+        }
+        Ok(Self { public, task_store, admin })
+    }
+
+    /// Where the process is reached: by clients, by other services, or by its operator.
+    fn url(&self) -> String {
+        url([&self.public, &self.task_store].into_iter().flatten().next().unwrap_or(&self.admin).local_addr())
+    }
+}
+
+async fn bind(address: &str, key: &str) -> Result<Listener, String> {
+    Listener::bind(address).await.map_err(|error| match error {
+        BindError::InUse(address) => {
+            format!("{address} is used by another process; stop that one, or choose another address with --{key}")
+        }
+        other => format!("{key}: {other}; choose another address with --{key}"),
+    })
+}
+
+struct Process {
+    config: Config,
+    services: Services,
+    supervisor: Supervisor,
+    tasks: TaskStoreClient,
+    gate: Gate,
+    needs: Needs,
+}
+
+impl Process {
+    fn new(config: Config, services: Services) -> Result<Self, String> {
+        let supervisor = Supervisor::new();
+        let gate = Gate::default();
+        let transport = match services.task_store {
+            true => Transport::in_memory(gate.clone()),
+            false => {
+                let urls = config.services.task_store.clone();
+                Transport::network(Target { service: "task-store".to_owned(), urls })?
+            }
+        };
+        let tasks = tasks::client(transport);
+        let needs = Needs {
+            store: services.use_store().then(Arc::default),
+            tasks: services.call_task_store().then(|| tasks.clone()),
+            stop: supervisor.stop(),
+        };
+        Ok(Self { config, services, supervisor, tasks, gate, needs })
+    }
+
+    /// Serves what needs no store at once, and the rest as soon as the store is open.
+    async fn start(&self, public: Option<Listener>, task_store: Option<Listener>) -> Result<(), String> {
+        let (config, stop, tracker) = (&self.config, self.supervisor.stop(), self.supervisor.tracker());
+        let limits = self.limits();
+        if let Some(public) = public {
+            let local = public.local_addr();
+            let gateway = Gateway::new(config, self.tasks.clone(), local, &tracker, stop.clone())
+                .map_err(|error| format!("{error:#}"))?;
+            self.listen("gateway", public, gateway.router(), limits);
+        }
+        let (reporter, health_server) = tonic_health::server::health_reporter();
+        for service in ["", tasks::task_store_server::SERVICE_NAME] {
+            reporter.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
+        }
+        if let Some(port) = task_store {
+            let router = Routes::new(health_server).into_axum_router().fallback_service(self.gate.clone());
+            let limits = Limits { streams_per_connection: INTERNAL_STREAMS, ..limits };
+            self.listen("task-store", port, router, limits);
+        }
+
+        let Some(store) = &self.needs.store else { return Ok(()) };
+        let Some(engine) = stop.run_until_cancelled(store::open(config)).await else { return Ok(()) };
+        let engine = engine?;
+        drop(store.set(Arc::clone(&engine)));
+        if self.services.task_store {
+            let service = TaskStore::new(Arc::clone(&engine), &rialto_task_store::Options::default());
+            service.run_background(&stop, &tracker);
+            self.gate.open(tasks::server(service));
+            tracker.spawn(health::report(Arc::clone(&engine), reporter, stop));
+        }
+        if self.services.agent_runner {
+            self.run_agents(engine);
+        }
+        Ok(())
+    }
+
+    fn limits(&self) -> Limits {
+        let limits = &self.config.limits;
+        Limits {
+            connections: limits.connections,
+            streams_per_connection: limits.streams_per_connection,
+            header_timeout: limits.header_timeout.0,
+        }
+    }
+
+    fn listen(&self, name: &'static str, listener: Listener, router: Router, limits: Limits) {
+        let (stop, grace) = (self.supervisor.stop(), self.config.stop_grace.0);
+        self.supervisor.part(name, async move {
+            listener.serve(router, limits, stop, grace).await;
+            Ok::<_, String>(())
+        });
+    }
+
+    fn run_agents(&self, engine: Arc<dyn Engine>) {
+        let options = RunnerOptions {
+            agents: self.config.agents.clone(),
+            stop_grace: self.config.stop_grace.0.saturating_sub(HAND_BACK),
+        };
+        let (tasks, stop) = (self.tasks.clone(), self.supervisor.stop());
+        self.supervisor.part("agent-runner", async move {
+            // Turns that it could not begin are better left to others.
+            if !health::task_store_answers(&tasks, &stop).await {
+                return Ok(());
+            }
+            rialto_agent_runner::run(options, engine, tasks, stop).await.map_err(|error| format!("{error:#}"))
+        });
+    }
+
+    /// Says that the process is ready, once it is.
+    async fn announce(&self, base: &str, admin: &str, greet: impl FnOnce(&Config, &str)) {
+        let stop = self.supervisor.stop();
+        if stop.run_until_cancelled(self.ready(base, admin)).await.is_none() {
+            return;
+        }
+        greet(&self.config, base);
+        if let Err(error) = output::line(&format!("ready: {base}")) {
+            warn!(%error, "cannot write to stdout");
+        }
+    }
+
+    /// Waits until all ports answer, and the services behind them.
+    async fn ready(&self, base: &str, admin: &str) {
+        let mut pause = FIRST_PAUSE;
+        let mut wait = async || {
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        };
+        if self.services.gateway {
+            let public = Url::parse(base).expect("an address makes a URL");
+            // An agent with a host of its own has no card here; that is an answer too.
+            while matches!(fetch_card(&public).await, Err(client::Failure::Unreachable(_))) {
+                wait().await;
+            }
+        }
+        while client::probe(admin, "/readyz").await.is_err() {
+            wait().await;
+        }
+    }
+}
+
+/// The URL at which this machine reaches a listening address.
+fn url(address: SocketAddr) -> String {
+    let reachable = match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => SocketAddr::from((Ipv4Addr::LOCALHOST, v4.port())),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => SocketAddr::from((Ipv6Addr::LOCALHOST, v6.port())),
+        address => address,
+    };
+    format!("http://{reachable}")
+}
+
+/// Raises the soft limit of open files to the hard one.
+fn raise_file_limit() -> nix::Result<()> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::url;
+
+    #[test]
+    fn wildcards_are_reached_on_loopback() {
+        assert_eq!(url("0.0.0.0:80".parse().unwrap()), "http://127.0.0.1:80");
+        assert_eq!(url("[::]:80".parse().unwrap()), "http://[::1]:80");
+        assert_eq!(url("10.1.2.3:80".parse().unwrap()), "http://10.1.2.3:80");
+    }
+}
