@@ -18,9 +18,12 @@ check:
 ## Everything: Rust, then real clients against the built binary.
 test: test-rust test-clients
 
-# Tests start the binaries; built first, no test waits for the compiler.
+# Tests start the binaries; built first, no test waits for the compiler. With the tests, so that all of it is one
+# set of features and nothing is compiled twice.
+BUILD := $(CARGO) build --workspace --bins --tests --locked
+
 test-rust:
-	$(CARGO) build --workspace --bins --locked
+	$(BUILD)
 ifeq ($(RUN),nextest)
 	$(CARGO) nextest run --workspace --locked $(if $(CI),--profile ci)
 else
@@ -29,7 +32,7 @@ endif
 	$(CARGO) test --workspace --locked --doc --quiet
 
 test-clients:
-	$(CARGO) build --workspace --bins --locked
+	$(BUILD)
 	RIALTO_BIN="$(abspath $(TARGET)/$(PROFILE)/rialto)" \
 	SCRIPTED_AGENT_BIN="$(abspath $(TARGET)/$(PROFILE)/scripted_agent)" \
 	tests/clients/run.sh
@@ -41,7 +44,7 @@ bench:
 ## The tests that kill, pause and cut off processes, again and again: ROUNDS=10 is about an hour.
 ROUNDS ?= 3
 chaos:
-	$(CARGO) build --workspace --bins --locked
+	$(BUILD)
 	for round in $$(seq $(ROUNDS)); do \
 	    $(CARGO) nextest run --workspace --locked -E 'test(/kill|crash|chaos|cut|fenced/)' && \
 	    tests/clients/run.sh python -q test_crash.py || exit 1; \

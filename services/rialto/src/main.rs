@@ -10,6 +10,10 @@ mod serve;
 mod talk;
 mod view;
 
+/// Every call of a service allocates and frees on several threads; the system's allocator makes them wait.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     cli::run()
 }
