@@ -142,7 +142,11 @@ fn policy(agent: &config::Agent, limits: &config::Limits) -> Policy {
         task_ttl_ms: agent.task_ttl.as_millis(),
         context_idle_ms: agent.context_idle_timeout.as_millis(),
         queue_timeout_ms: agent.queue_timeout.as_millis(),
-        max_waiting: agent.max_waiting,
+        // The store counts what runs as well; the turns that one runner works on are not waiting.
+        max_turns: match agent.max_waiting {
+            0 => 0,
+            waiting => waiting.saturating_add(agent.max_concurrent as u64),
+        },
         max_task_bytes: limits.task_size.0,
     }
 }

@@ -182,9 +182,9 @@ impl Send<'_> {
         let task = self.task.bytes().to_vec().into();
         context.holder = Some(Holder { task, turn: self.turn.to_vec().into() });
         context.due_ms = 0;
-        if self.policy.max_waiting > 0 {
+        if self.policy.max_turns > 0 {
             // Contexts spread evenly over the shards, and a batch sees one of them.
-            let len = self.policy.max_waiting.div_ceil(u64::from(self.shards.max(1)));
+            let len = self.policy.max_turns.div_ceil(u64::from(self.shards.max(1)));
             change.checks.push(Check::ShorterThan { stream: keys::runs(&self.scope.agent), len });
         }
     }

@@ -142,7 +142,7 @@ pub struct Agent {
     /// A turn that has not started by then ends as FAILED; `0` = waits for ever.
     #[serde(default)]
     pub queue_timeout: Span,
-    /// Waiting turns before QUEUE_FULL.
+    /// Turns that may wait, beyond those that one runner works on, before QUEUE_FULL; 0 = no bound.
     #[serde(default = "max_waiting")]
     pub max_waiting: u64,
     /// Crashes that a turn survives before it is FAILED.

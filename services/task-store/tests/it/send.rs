@@ -323,7 +323,7 @@ async fn a_parked_task_is_answered_while_another_one_runs() {
 async fn too_many_waiting_turns_are_refused_with_a_time_to_come_back() {
     let world = World::with(engine(1), 1, &rialto_task_store::Options::default());
     for n in 0..4 {
-        let sent = world.send(Send::new("x").policy(|policy| policy.max_waiting = 3)).await;
+        let sent = world.send(Send::new("x").policy(|policy| policy.max_turns = 3)).await;
         assert_eq!(sent.is_ok(), n < 3, "{n}");
         if let Err(refused) = sent {
             assert_eq!(refused.kind, Kind::QueueFull);
