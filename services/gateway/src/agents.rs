@@ -13,29 +13,6 @@ use rialto_runtime::config::{self, Config, Reply};
 
 use crate::card;
 
-/// First segments that belong to somebody else (the hub, the card, REST itself).
-const RESERVED: [&str; 17] = [
-    "a2a",
-    "task",
-    "bounty",
-    "billing",
-    "report",
-    "claim",
-    "account",
-    "oauth",
-    "device",
-    "docs",
-    "tasks",
-    "v1",
-    "health",
-    "extendedAgentCard",
-    ".well-known",
-    "skill.md",
-    "llms.txt",
-];
-/// First segments that start like this are operations or gRPC services.
-const RESERVED_PREFIXES: [&str; 3] = ["message:", "lf.a2a.", "grpc."];
-
 /// One agent, as its doors see it. Made once, shared by all calls.
 #[derive(Debug)]
 pub(crate) struct Agent {
@@ -158,8 +135,7 @@ fn check_segment(segment: &str, first: bool) -> anyhow::Result<()> {
         !segment.is_empty() && segment.chars().all(plain) && segment.chars().any(|c| c != '.'),
         "{segment:?} cannot be a segment of a path: use letters, digits, `.`, `_`, `~` and `-`"
     );
-    let taken = RESERVED.contains(&segment) || RESERVED_PREFIXES.iter().any(|prefix| segment.starts_with(prefix));
-    ensure!(!first || !taken, "{segment:?} is reserved: choose another mount or tenant");
+    ensure!(!first || !config::is_reserved(segment), "{segment:?} is reserved: choose another mount or tenant");
     Ok(())
 }
 
@@ -275,7 +251,7 @@ mod tests {
         insta::assert_snapshot!(fault(vec![agent("x", "/"), agent("y", "")]), @r#"agents "x" and "y" share the mount "": give one of them another `mount`, or each a `host`"#);
         insta::assert_snapshot!(fault(vec![agent("x", "/a"), agent("x", "/b")]), @r#"two agents have the id "x""#);
         insta::assert_snapshot!(fault(vec![with_tenant("x", "/", "y"), agent("y", "/y")]), @r#"tenant "y" of agent "x" and the mount of agent "y" are the same path"#);
-        for reserved in RESERVED {
+        for reserved in ["a2a", "tasks", "v1", ".well-known", "llms.txt", "lf.a2a.v1.A2AService"] {
             assert!(check_segment(reserved, true).is_err());
         }
         check_segment("tasks", false).unwrap();

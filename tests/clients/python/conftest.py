@@ -11,6 +11,8 @@ AGENTS = [
     ("single", "/single", {"max-concurrent": 1}),
     ("queue", "/queue", {"when-busy": "queue"}),
     ("open", "/open", {"turn-end": "input-required"}),
+    # Its tasks grow by messages only: no artifact for each turn.
+    ("chat", "/chat", {"turn-end": "input-required", "answer": "status"}),
     ("status", "/status", {"answer": "status"}),
     ("talk", "/talk", {"reply": "message"}),
     ("continue", "/continue", {"continue-waiting": True}),

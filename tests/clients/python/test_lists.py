@@ -164,7 +164,7 @@ def test_a_task_that_moves_on_moves_in_the_list(wire, context):
 
 
 def test_c113_long_conversations_get_slower_each_turn(clients):
-    client = clients("jsonrpc", "/open")
+    client = clients("jsonrpc", "/chat")
     task, times = None, []
     for n in range(1000):
         members = {"taskId": task["id"]} if task else {}
@@ -172,8 +172,8 @@ def test_c113_long_conversations_get_slower_each_turn(clients):
         task = send(client, f"echo {n}", configuration={"historyLength": 1}, **members)
         times.append(time.monotonic() - begun)
         assert state(task) == "INPUT_REQUIRED" and len(task["history"]) == 1
-    early, late = sorted(times[50:250])[100], sorted(times[-200:])[100]
-    # The answer itself holds all artifacts, so what grows is only what is sent.
+    # The quickest of many: what the machine does besides makes turns slower, never quicker.
+    early, late = min(times[50:250]), min(times[-200:])
     assert late < 2 * early + 0.005, (early, late)
     reads = []
     for length in (1, 1, 1, 1, 1):

@@ -10,8 +10,8 @@ use crate::{
     units::{Size, Span},
 };
 
-/// First path segments that Rialto needs for itself, on every host.
-const RESERVED: [&str; 16] = [
+/// First path segments that belong to Rialto itself, on every host: the hub, cards, REST.
+const RESERVED: [&str; 17] = [
     "a2a",
     "task",
     "bounty",
@@ -28,7 +28,11 @@ const RESERVED: [&str; 16] = [
     "extendedAgentCard",
     ".well-known",
     "skill.md",
+    "llms.txt",
 ];
+
+/// First segments that start like this are operations or gRPC services.
+const RESERVED_PREFIXES: [&str; 3] = ["message:", "lf.a2a.", "grpc."];
 
 /// Segments that lead to operations below every mount.
 const OPERATIONS: [&str; 4] = ["tasks", "extendedAgentCard", ".well-known", "v1"];
@@ -387,8 +391,10 @@ fn check_mount(mount: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn is_reserved(segment: &str) -> bool {
-    RESERVED.contains(&segment) || segment == "llms.txt" || segment.starts_with("message:")
+/// Whether a path that starts with this segment is not an agent's or a tenant's.
+#[must_use]
+pub fn is_reserved(segment: &str) -> bool {
+    RESERVED.contains(&segment) || RESERVED_PREFIXES.iter().any(|prefix| segment.starts_with(prefix))
 }
 
 /// A path segment that nobody needs to percent-encode and that no proxy resolves.

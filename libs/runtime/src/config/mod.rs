@@ -14,6 +14,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    check::is_reserved,
     load::{Fault, Faults, Flag, Loaded, Sources, load, parse_yaml},
     print::to_yaml,
 };
