@@ -59,7 +59,7 @@ impl Version {
         };
         match version.trim() {
             "" if self == Self::V03 => Ok(()),
-            "" => Err(self.unsupported("0.3, which no A2A-Version means,")),
+            "" => Err(self.unsupported("no A2A-Version was sent, which means 0.3")),
             version if version == self.name() || major_minor(version) == Some(self.number()) => Ok(()),
             other => Err(self.unsupported(&other.chars().take(32).collect::<String>())),
         }

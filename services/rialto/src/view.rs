@@ -92,7 +92,13 @@ impl<O: Write, E: Write> View<O, E> {
         if let (Some((task, context, state)), false) = (&self.task, self.json) {
             let reason = if self.reason.is_empty() { String::new() } else { format!(": {}", self.reason) };
             let line = format!("task {task} {}{reason} (context {context})", state_name(*state));
-            self.note(&format!("{}\n", output::harmless(&line)));
+            let hint = match state {
+                TaskState::InputRequired => {
+                    format!("answer with: rialto call TEXT --task {}\n", output::harmless(task))
+                }
+                _ => String::new(),
+            };
+            self.note(&format!("{}\n{hint}", output::harmless(&line)));
         }
         Ok(())
     }
@@ -124,7 +130,13 @@ impl<O: Write, E: Write> View<O, E> {
             (Some(message), TaskState::Failed | TaskState::Rejected | TaskState::Canceled) => {
                 self.reason = text_of(&message.parts).replace('\n', " ");
             }
-            (Some(message), _) => self.message(message)?,
+            (Some(message), _) => {
+                // A question stands on a line of its own.
+                if state.is_interrupted() {
+                    self.end_line()?;
+                }
+                self.message(message)?;
+            }
             (None, _) => {}
         }
         if self.status_line && !self.open_line && !state.is_terminal() {
@@ -285,7 +297,8 @@ mod tests {
             snapshot(Vec::new(), TaskState::InputRequired, asks),
         ];
         let (out, err) = shown(&events, false);
-        assert_eq!((out.as_str(), err.as_str()), ("lookingwhich one?\n", "task t input-required (context c)\n"));
+        let hint = "task t input-required (context c)\nanswer with: rialto call TEXT --task t\n";
+        assert_eq!((out.as_str(), err.as_str()), ("looking\nwhich one?\n", hint));
     }
 
     #[test]

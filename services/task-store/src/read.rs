@@ -209,7 +209,7 @@ async fn answer(store: &Store, task: TaskId, head: &Head) -> Result<Message, Err
                 _ => None,
             });
             let text = format!("The agent gave no answer: {}", reason.unwrap_or("the work was ended"));
-            return Err(Error::new(Kind::Internal, text));
+            return Err(Error::new(Kind::InvalidAgentResponse, text));
         }
     };
     let mut message = found.ok_or(Error::from(Kind::InvalidAgentResponse))?;

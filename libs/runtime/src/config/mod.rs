@@ -146,7 +146,7 @@ pub struct Agent {
     /// Turns that may wait, beyond those that one runner works on, before QUEUE_FULL; 0 = no bound.
     #[serde(default = "max_waiting")]
     pub max_waiting: u64,
-    /// Crashes that a turn survives before it is FAILED.
+    /// Attempts at a turn; when the last one crashes, it is FAILED.
     #[serde(default = "max_attempts")]
     pub max_attempts: u32,
     /// A backend that ignores cancel or the end of its turn is killed after this.

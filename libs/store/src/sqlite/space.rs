@@ -37,7 +37,10 @@ impl Space {
         let pages = max_size.map(|bytes| i64::try_from(bytes / PAGE).unwrap_or(UNLIMITED).clamp(1, UNLIMITED));
         let mut space = Self { pages, reserve: folder.join("reserve"), spent: true, full_until: None };
         space.limit(conn, 0)?;
-        space.refill();
+        if !space.refill() {
+            tracing::warn!(folder = %folder.display(), "the disk is too full: new work is refused until there is room");
+            space.full_until = Some(Instant::now());
+        }
         Ok(space)
     }
 

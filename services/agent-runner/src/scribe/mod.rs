@@ -305,6 +305,8 @@ impl Scribe {
     fn artifact(&mut self, chunk: Chunk) -> Result<(), Invalid> {
         let Chunk { artifact, append, last } = chunk;
         valid(&artifact, "an artifact")?;
+        // Text before it is an artifact too, perhaps this one.
+        self.write_text(false);
         let id = &artifact.artifact_id;
         let written = self.written.contains(id);
         // Artifacts of earlier turns are known to the task-store only: it refuses what the first turn cannot tell.
@@ -316,7 +318,6 @@ impl Scribe {
         if self.hidden() {
             return self.result(artifact, append);
         }
-        self.write_text(false);
         self.write(self.artifact_update(artifact, append, last));
         Ok(())
     }

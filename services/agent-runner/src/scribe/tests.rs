@@ -73,6 +73,16 @@ fn text_that_waits_together_is_one_event() {
 }
 
 #[test]
+fn an_artifact_named_like_the_answer_replaces_text_before_it_instead_of_failing() {
+    let mut scribe = scribe(Style::default(), 1, &[]);
+    scribe.push(AgentEvent::Text("draft".to_owned())).unwrap();
+    scribe.push(chunk("answer", "final", false)).unwrap();
+    let page = scribe.send();
+    let written: Vec<_> = artifacts(&page.events).into_iter().map(|(id, text, append, _)| (id, text, append)).collect();
+    assert_eq!(written, [("answer", "draft".to_owned(), false), ("answer", "final".to_owned(), false)]);
+}
+
+#[test]
 fn an_answer_that_was_stored_whole_ends_with_an_empty_piece() {
     let mut scribe = scribe(Style::default(), 2, &[]);
     scribe.push(AgentEvent::Text("a".to_owned())).unwrap();

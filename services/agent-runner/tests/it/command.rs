@@ -227,7 +227,7 @@ async fn crashes_are_counted_and_then_failed() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_is_a_crash() {
+async fn a_program_that_is_not_there_fails_at_once_and_is_no_crash() {
     let mut agent = agent(config::Backend::Command {
         command: vec!["/no/such/program".to_owned()],
         cwd: None,
@@ -237,7 +237,7 @@ async fn a_program_that_is_not_there_is_a_crash() {
     agent.max_attempts = 2;
     let lab = Lab::with([agent]);
     let task = lab.ask("x").await;
-    assert_eq!((task.state, task.attempts), (TaskState::Failed, 2));
+    assert_eq!((task.state, task.attempts), (TaskState::Failed, 1));
 }
 
 #[tokio::test]

@@ -381,7 +381,7 @@ async fn the_answer_of_a_hidden_task_names_no_task_that_nobody_can_get() {
     let begun = world.next().await;
     world.finish(&begun, 3, vec![status(S::Failed)]).await;
     let error = updates.next().await.expect("an update").expect_err("a failure is no answer");
-    assert_eq!(rialto_a2a::Error::from_status(&error).kind, Kind::Internal);
+    assert_eq!(rialto_a2a::Error::from_status(&error).kind, Kind::InvalidAgentResponse);
 }
 
 #[tokio::test]

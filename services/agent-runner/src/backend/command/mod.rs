@@ -5,7 +5,7 @@ mod pool;
 mod process;
 mod protocol;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io::ErrorKind, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::ensure;
 use nix::sys::signal::Signal;
@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use self::{
     lines::Piece,
@@ -73,14 +73,22 @@ impl Command {
         Ok(Self { options, pool: Pool::default(), alive, tasks: TaskTracker::new(), cut: CancellationToken::new() })
     }
 
-    async fn process(&self, turn: &Turn) -> Result<(Process, OwnedSemaphorePermit), Crash> {
+    /// A process for the turn; `None` when there can be none, now or later.
+    async fn process(&self, turn: &Turn) -> Result<Option<(Process, OwnedSemaphorePermit)>, Crash> {
         if let Some(kept) = self.pool.take(turn) {
-            return Ok(kept);
+            return Ok(Some(kept));
         }
         let permit = self.alive.clone().acquire_owned().await.expect("the semaphore is never closed");
-        let process = Process::spawn(&self.options, &self.tasks)
-            .map_err(|error| Crash(format!("{:?} cannot be started: {error}", self.options.command[0])))?;
-        Ok((process, permit))
+        match Process::spawn(&self.options, &self.tasks) {
+            Ok(process) => Ok(Some((process, permit))),
+            // Trying again would not help: the program is not there, or not a program.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                let (agent, program) = (&self.options.agent, &self.options.command[0]);
+                error!(agent, program, %error, "the agent's program cannot be started");
+                Ok(None)
+            }
+            Err(error) => Err(Crash(format!("{:?} cannot be started: {error}", self.options.command[0]))),
+        }
     }
 
     /// Passes on what the process says, until it says how the turn ends.
@@ -152,7 +160,9 @@ enum Lost {
 impl Backend for Command {
     async fn run(&self, turn: &Turn, events: &Events) -> Result<End, Crash> {
         loop {
-            let (mut process, permit) = self.process(turn).await?;
+            let Some((mut process, permit)) = self.process(turn).await? else {
+                return Ok(End::Failed("the agent cannot be started".to_owned()));
+            };
             let reused = process.turns > 0;
             process.turns += 1;
             if !process.say(protocol::turn_line(turn)) && !reused {
