@@ -23,6 +23,7 @@ test: test-rust test-clients
 BUILD := $(CARGO) build --workspace --bins --tests --locked
 
 test-rust:
+	scripts/test-needs.sh redis-server
 	$(BUILD)
 ifeq ($(RUN),nextest)
 	$(CARGO) nextest run --workspace --locked $(if $(CI),--profile ci)
