@@ -12,9 +12,7 @@ use rialto_a2a::{
     state::fold,
     v1::{StreamResponse, Task, stream_response::Payload},
 };
-use rialto_rpc::tasks::{
-    BeginRequest, CancelRequest, FinishRequest, Follow, Outcome, RecordRequest, task_store_server::TaskStore as _,
-};
+use rialto_rpc::tasks::{CancelRequest, Follow, Outcome, task_store_server::TaskStore as _};
 use rialto_task_store::Options;
 use tokio::sync::Mutex;
 use tonic::{Request, Status};
@@ -85,13 +83,7 @@ impl Life {
     }
 
     async fn begin(&self, run: &Run) -> Option<Begun> {
-        let request = BeginRequest {
-            run: Some(run.run.clone()),
-            claim: Some(run.claim.clone()),
-            max_attempts: 1000,
-            commit_id: id_bytes().to_vec().into(),
-            ..BeginRequest::default()
-        };
+        let request = run.begin(1000);
         let begun = self.insist(|replica| self.world.replicas[replica].begin(Request::new(request.clone())));
         let turn = begun.await.expect("begins").into_inner().turn?;
         self.fence.fetch_max(turn.fence, Ordering::SeqCst);
@@ -99,28 +91,13 @@ impl Life {
     }
 
     async fn record(&self, begun: &Begun, first_event: u64, events: Vec<StreamResponse>) -> Outcome {
-        let request = RecordRequest {
-            task_id: begun.run.run.task_id.clone(),
-            turn_id: begun.run.run.turn_id.clone(),
-            fence: begun.turn.fence,
-            first_event,
-            events,
-            ..RecordRequest::default()
-        };
+        let request = begun.record(first_event, events);
         let recorded = self.insist(|replica| self.world.replicas[replica].record(Request::new(request.clone())));
         recorded.await.expect("records").into_inner().outcome()
     }
 
     async fn finish(&self, begun: &Begun, first_event: u64, events: Vec<StreamResponse>) -> Outcome {
-        let request = FinishRequest {
-            task_id: begun.run.run.task_id.clone(),
-            turn_id: begun.run.run.turn_id.clone(),
-            fence: begun.turn.fence,
-            claim: Some(begun.run.claim.clone()),
-            first_event,
-            events,
-            ..FinishRequest::default()
-        };
+        let request = begun.finish(first_event, events);
         let finished = self.insist(|replica| self.world.replicas[replica].finish(Request::new(request.clone())));
         finished.await.expect("finishes").into_inner().outcome()
     }

@@ -35,6 +35,19 @@ pub(crate) struct Run {
     pub(crate) claim: tasks::Claim,
 }
 
+impl Run {
+    /// The call that begins this turn, with an identity of its own.
+    pub(crate) fn begin(&self, max_attempts: u32) -> BeginRequest {
+        BeginRequest {
+            run: Some(self.run.clone()),
+            claim: Some(self.claim.clone()),
+            max_attempts,
+            commit_id: id_bytes().to_vec().into(),
+            ..BeginRequest::default()
+        }
+    }
+}
+
 /// A turn that was begun.
 #[derive(Clone, Debug)]
 pub(crate) struct Begun {
@@ -43,6 +56,31 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
+    /// The call that stores these events.
+    pub(crate) fn record(&self, first_event: u64, events: Vec<StreamResponse>) -> RecordRequest {
+        RecordRequest {
+            task_id: self.run.run.task_id.clone(),
+            turn_id: self.run.run.turn_id.clone(),
+            fence: self.turn.fence,
+            first_event,
+            events,
+            ..RecordRequest::default()
+        }
+    }
+
+    /// The call that ends this turn with these events.
+    pub(crate) fn finish(&self, first_event: u64, events: Vec<StreamResponse>) -> FinishRequest {
+        FinishRequest {
+            task_id: self.run.run.task_id.clone(),
+            turn_id: self.run.run.turn_id.clone(),
+            fence: self.turn.fence,
+            claim: Some(self.run.claim.clone()),
+            first_event,
+            events,
+            ..FinishRequest::default()
+        }
+    }
+
     pub(crate) fn held(&self) -> HeldTurn {
         HeldTurn {
             task_id: self.run.run.task_id.clone(),
@@ -191,13 +229,7 @@ impl World {
     }
 
     pub(crate) async fn begin_with(&self, run: &Run, with: impl FnOnce(&mut BeginRequest)) -> Option<Begun> {
-        let mut request = BeginRequest {
-            run: Some(run.run.clone()),
-            claim: Some(run.claim.clone()),
-            max_attempts: 3,
-            commit_id: id_bytes().to_vec().into(),
-            ..BeginRequest::default()
-        };
+        let mut request = run.begin(3);
         with(&mut request);
         let replica = self.replicas.last().expect("a replica");
         let turn = replica.begin(Request::new(request)).await.expect("begins").into_inner().turn?;
@@ -207,13 +239,7 @@ impl World {
     /// Claims and begins the next turn at this replica.
     pub(crate) async fn begin_at(&self, replica: usize) -> Begun {
         let run = self.claim("r1").await.expect("a run entry");
-        let request = BeginRequest {
-            run: Some(run.run.clone()),
-            claim: Some(run.claim.clone()),
-            max_attempts: 3,
-            commit_id: id_bytes().to_vec().into(),
-            ..BeginRequest::default()
-        };
+        let request = run.begin(3);
         let reply = self.replicas[replica].begin(Request::new(request)).await.expect("begins").into_inner();
         Begun { run, turn: reply.turn.expect("a turn") }
     }
@@ -225,14 +251,7 @@ impl World {
     }
 
     pub(crate) async fn record(&self, begun: &Begun, first_event: u64, events: Vec<StreamResponse>) -> Outcome {
-        let request = RecordRequest {
-            task_id: begun.run.run.task_id.clone(),
-            turn_id: begun.run.run.turn_id.clone(),
-            fence: begun.turn.fence,
-            first_event,
-            events,
-            ..RecordRequest::default()
-        };
+        let request = begun.record(first_event, events);
         self.record_raw(request).await
     }
 
@@ -251,15 +270,7 @@ impl World {
         events: Vec<StreamResponse>,
         with: impl FnOnce(&mut FinishRequest),
     ) -> Outcome {
-        let mut request = FinishRequest {
-            task_id: begun.run.run.task_id.clone(),
-            turn_id: begun.run.run.turn_id.clone(),
-            fence: begun.turn.fence,
-            claim: Some(begun.run.claim.clone()),
-            first_event,
-            events,
-            ..FinishRequest::default()
-        };
+        let mut request = begun.finish(first_event, events);
         with(&mut request);
         self.calls().finish(Request::new(request)).await.expect("finishes").into_inner().outcome()
     }
