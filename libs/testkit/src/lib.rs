@@ -3,5 +3,6 @@
 //! Only ever a dev-dependency.
 
 pub mod chaos;
+pub mod cluster;
 pub mod llm;
 pub mod redis;
