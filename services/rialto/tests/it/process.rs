@@ -1,10 +1,10 @@
 //! Processes of the binary under test.
 
 use std::{
+    ffi::OsString,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, ChildStdout, Command, Output, Stdio},
-    sync::Mutex,
     thread::JoinHandle,
 };
 
@@ -12,6 +12,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rialto_testkit::cluster::path_with_agents;
 
 /// The binary, with nothing of the surrounding environment that would change what it does.
 pub(crate) fn rialto(arguments: &[&str]) -> Command {
@@ -142,18 +143,6 @@ pub(crate) fn scripted(folder: &Path, more: &str) -> String {
 }
 
 /// PATH with the scripted agent in it, which lies beside the binary.
-pub(crate) fn scripted_agent_path() -> String {
-    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
-    let mut built = BUILT.lock().unwrap();
-    let folder = built.get_or_insert_with(|| {
-        let folder = Path::new(env!("CARGO_BIN_EXE_rialto")).parent().unwrap().to_owned();
-        if !folder.join("scripted_agent").exists() {
-            let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-            let status =
-                Command::new(cargo).args(["build", "-p", "rialto-testkit", "--bins", "--locked"]).status().unwrap();
-            assert!(status.success(), "the scripted agent cannot be built");
-        }
-        folder
-    });
-    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default())
+pub(crate) fn scripted_agent_path() -> OsString {
+    path_with_agents(Path::new(env!("CARGO_BIN_EXE_rialto"))).unwrap()
 }

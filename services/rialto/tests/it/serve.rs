@@ -1,34 +1,17 @@
 //! Clusters of real processes around a real Redis.
 
-use std::{
-    collections::BTreeSet,
-    net::{SocketAddr, TcpListener},
-    path::Path,
-    process::Command,
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use futures::future::join_all;
-use nix::sys::signal::Signal;
 use reqwest::{Client, RequestBuilder, Response};
-use rialto_testkit::redis::{Options, RedisServer};
+use rialto_testkit::{
+    cluster::{Builder, Cluster, Exit},
+    redis::Options,
+};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use crate::process::{Dev, rialto, run, scripted_agent_path, shown};
-
-/// A Redis, and the configuration of all processes around it.
-struct Cluster {
-    redis: RedisServer,
-    folder: TempDir,
-    task_stores: [SocketAddr; 2],
-}
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
+use crate::process::{run, shown};
 
 fn http() -> Client {
     // Already there if another test was quicker.
@@ -36,47 +19,13 @@ fn http() -> Client {
     Client::builder().no_proxy().tls_certs_only([]).timeout(Duration::from_secs(30)).build().unwrap()
 }
 
-impl Cluster {
-    async fn new() -> Self {
-        let redis = RedisServer::start().await.unwrap();
-        let (folder, task_stores) = (tempfile::tempdir().unwrap(), [free(), free()]);
-        let [one, two] = task_stores;
-        let yaml = format!(
-            "store: redis\nredis: {{url: '{}'}}\nstop-grace: 6s\n\
-             services: {{task-store: ['http://{one}', 'http://{two}']}}\nagents:\n  \
-             - {{id: echo, backend: echo, lease: 1s}}\n  \
-             - {{id: scripted, mount: /s, lease: 1s, backend: {{type: command, command: [scripted_agent]}}}}\n",
-            redis.url()
-        );
-        std::fs::write(folder.path().join("rialto.yaml"), yaml).unwrap();
-        Self { redis, folder, task_stores }
-    }
+/// An agent that echoes at `/`, the scripted one at `/s`.
+const AGENTS: &str = "stop-grace: 6s\nagents:\n\
+  - {id: echo, backend: echo, lease: 1s}\n\
+  - {id: scripted, mount: /s, lease: 1s, backend: {type: command, command: [scripted_agent]}}\n";
 
-    fn command(&self, arguments: &[&str]) -> Command {
-        let file = self.folder.path().join("rialto.yaml");
-        let mut all = vec!["serve", "--config", file.to_str().unwrap(), "--listen", "127.0.0.1:0"];
-        if !arguments.contains(&"--admin-listen") {
-            all.extend(["--admin-listen", "127.0.0.1:0"]);
-        }
-        all.extend(arguments);
-        let mut command = rialto(&all);
-        command.env("PATH", scripted_agent_path());
-        command
-    }
-
-    /// Starts a process; the handle waits until it is ready.
-    fn start(&self, arguments: &[&str]) -> JoinHandle<Dev> {
-        let command = self.command(arguments);
-        thread::spawn(|| Dev::spawn(command))
-    }
-
-    fn start_task_store(&self, which: usize) -> JoinHandle<Dev> {
-        self.start(&["task-store", "--task-store-listen", &self.task_stores[which].to_string()])
-    }
-}
-
-async fn ready(process: JoinHandle<Dev>) -> Dev {
-    tokio::task::spawn_blocking(|| process.join().unwrap()).await.unwrap()
+fn cluster() -> Builder {
+    Cluster::builder(env!("CARGO_BIN_EXE_rialto")).config(AGENTS)
 }
 
 fn message(text: &str) -> Value {
@@ -122,16 +71,17 @@ fn is_completed(event: &Value) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_starts_in_any_order_answers_through_every_gateway_and_survives_kill_9() {
-    let (cluster, client) = (Cluster::new().await, http());
+    let (cluster, client) = (cluster().prepare().await.unwrap(), http());
     // The last first: everybody waits for those behind.
-    cluster.redis.kill().unwrap();
-    let admin = free();
-    let gateways = [cluster.start(&["gateway", "--admin-listen", &admin.to_string()]), cluster.start(&["gateway"])];
-    let runners = [cluster.start(&["agent-runner"]), cluster.start(&["agent-runner"])];
+    cluster.redis().kill().unwrap();
+    for process in cluster.gateways.iter().chain(&cluster.runners) {
+        process.spawn().unwrap();
+    }
+    let admin = cluster.gateways[0].admin_url();
     let probe = async |path: &str| {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
-            match client.get(format!("http://{admin}{path}")).send().await {
+            match client.get(format!("{admin}{path}")).send().await {
                 Ok(response) => return (response.status().as_u16(), response.text().await.unwrap()),
                 Err(error) => assert!(Instant::now() < until, "{error}"),
             }
@@ -141,13 +91,13 @@ async fn a_cluster_starts_in_any_order_answers_through_every_gateway_and_survive
     assert_eq!(probe("/livez").await.0, 200);
     let (status, reason) = probe("/readyz").await;
     assert_eq!((status, reason.contains("task-store")), (503, true), "{reason}");
-    let stores = [cluster.start_task_store(0), cluster.start_task_store(1)];
-    cluster.redis.restart().await.unwrap();
-    let [store, other_store] = join_all(stores.map(ready)).await.try_into().unwrap();
-    let [gateway, other] = join_all(gateways.map(ready)).await.try_into().unwrap();
-    let runners = join_all(runners.map(ready)).await;
+    for process in &cluster.task_stores {
+        process.spawn().unwrap();
+    }
+    cluster.redis().restart().await.unwrap();
+    cluster.start_all().await.unwrap();
     assert_eq!(probe("/readyz").await.0, 200);
-    let urls = [&gateway.url, &other.url];
+    let urls = [&cluster.gateways[0].url(), &cluster.gateways[1].url()];
 
     // Each answered once, and rightly.
     let texts: Vec<_> = (0..200).map(|n| format!("message {n}")).collect();
@@ -166,7 +116,7 @@ async fn a_cluster_starts_in_any_order_answers_through_every_gateway_and_survive
     assert_eq!(snapshot[0].1["task"]["id"], task.as_str());
 
     // A gateway dies in the middle of a stream; the other goes on after the last event.
-    gateway.signal(Signal::SIGKILL);
+    cluster.gateways[0].kill();
     let mut seen: Vec<_> = seen.into_iter().chain(events(&mut sent, is_completed).await).map(|(id, _)| id).collect();
     let resume = client.post(format!("{}/s/tasks/{task}:subscribe", urls[1])).header("a2a-version", "1.0");
     let mut resumed = resume.header("last-event-id", seen.last().unwrap().to_string()).send().await.unwrap();
@@ -183,7 +133,7 @@ async fn a_cluster_starts_in_any_order_answers_through_every_gateway_and_survive
     let texts: Vec<_> = (0..60).map(|n| format!("again {n}")).collect();
     let killed = async {
         sleep(Duration::from_millis(100)).await;
-        store.signal(Signal::SIGKILL);
+        cluster.task_stores[0].kill();
     };
     let (ids, ()) = tokio::join!(join_all(texts.iter().map(|text| echoed(&client, urls[1], text))), killed);
     assert_eq!(ids.into_iter().collect::<BTreeSet<_>>().len(), 60);
@@ -193,21 +143,20 @@ async fn a_cluster_starts_in_any_order_answers_through_every_gateway_and_survive
     assert_eq!(numbers, (numbers[0]..=*numbers.last().unwrap()).collect::<Vec<_>>());
 
     // A planned stop, of each kind: in time, with success.
-    for process in [other, other_store].into_iter().chain(runners) {
-        process.signal(Signal::SIGTERM);
-        let (code, rest, stderr) = process.wait();
-        assert_eq!((code, rest.as_str()), (0, ""), "{stderr}");
+    for process in [&cluster.gateways[1], &cluster.task_stores[1]].into_iter().chain(&cluster.runners) {
+        let Exit { code, stdout, stderr } = process.terminate().await.unwrap();
+        assert_eq!((code, stdout.lines().count()), (0, 1), "{stdout}{stderr}");
         assert!(stderr.lines().count() < 40, "{stderr}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_in_one_process_on_redis() {
-    let (cluster, client) = (Cluster::new().await, http());
-    let all = ready(cluster.start(&["all"])).await;
-    let again = ready(cluster.start(&["all"])).await;
-    let id = echoed(&client, &all.url, "hello").await;
-    let found = client.get(format!("{}/tasks/{id}", again.url)).header("a2a-version", "1.0").send().await.unwrap();
+    let cluster = cluster().gateways(0).task_stores(0).runners(0).other(&["all"]).other(&["all"]);
+    let (cluster, client) = (cluster.start().await.unwrap(), http());
+    let [all, again] = [&cluster.others[0], &cluster.others[1]].map(|process| process.url());
+    let id = echoed(&client, &all, "hello").await;
+    let found = client.get(format!("{again}/tasks/{id}")).header("a2a-version", "1.0").send().await.unwrap();
     assert_eq!(found.json::<Value>().await.unwrap()["status"]["state"], "TASK_STATE_COMPLETED");
 }
 
