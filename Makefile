@@ -40,6 +40,7 @@ test-clients:
 
 ## What each operation costs here, beside a bare echo (needs a quiet machine).
 bench:
+	scripts/test-needs.sh redis-server
 	$(CARGO) run --release --locked -- bench
 
 ## The tests that kill, pause and cut off processes, again and again: ROUNDS=10 is about an hour.

@@ -1,6 +1,12 @@
 //! Keeps connections busy for a while and measures what comes back.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
@@ -17,18 +23,22 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+/// A connection that carries one call at a time.
+pub(super) type Connection = SendRequest<Full<Bytes>>;
+
 /// A request that can be sent again and again.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) method: http::Method,
     pub(super) path: String,
-    pub(super) body: Bytes,
+    /// What is sent, in turn.
+    pub(super) bodies: Vec<Bytes>,
     /// What a right answer holds; anything else ends the measurement.
     pub(super) expect: &'static str,
 }
 
 /// What a measurement found.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Figures {
     pub(super) calls: u64,
     pub(super) elapsed: Duration,
@@ -36,6 +46,11 @@ pub(super) struct Figures {
 }
 
 impl Figures {
+    pub(super) fn new(mut latencies: Vec<Duration>, elapsed: Duration) -> Self {
+        latencies.sort_unstable();
+        Self { calls: latencies.len() as u64, elapsed, latencies }
+    }
+
     pub(super) fn per_second(&self) -> f64 {
         as_f64(self.calls) / self.elapsed.as_secs_f64().max(f64::EPSILON)
     }
@@ -53,29 +68,45 @@ pub(super) const fn as_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Sends the call over and over on `connections` connections, one at a time on each.
-pub(super) async fn run(address: &str, call: &Call, connections: usize, period: Duration) -> anyhow::Result<Figures> {
-    let started = Instant::now();
-    let mut workers = JoinSet::new();
-    for _ in 0..connections {
-        workers.spawn(worker(address.to_owned(), call.clone(), started + period));
-    }
-    let mut figures = Figures::default();
-    while let Some(latencies) = workers.join_next().await {
-        figures.latencies.extend(latencies??);
-    }
-    figures.elapsed = started.elapsed();
-    figures.calls = figures.latencies.len() as u64;
-    figures.latencies.sort_unstable();
-    Ok(figures)
+/// When a measurement is over.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Until {
+    /// After this time.
+    Passed(Duration),
+    /// After this many calls.
+    Calls(usize),
 }
 
-async fn worker(address: String, call: Call, until: Instant) -> anyhow::Result<Vec<Duration>> {
+/// Sends the call over and over on `connections` connections, one at a time on each.
+pub(super) async fn run(address: &str, call: &Call, connections: usize, until: Until) -> anyhow::Result<Figures> {
+    let started = Instant::now();
+    let left = Arc::new(AtomicUsize::new(if let Until::Calls(calls) = until { calls } else { usize::MAX }));
+    let end = if let Until::Passed(period) = until { Some(started + period) } else { None };
+    let call = Arc::new(call.clone());
+    let mut workers = JoinSet::new();
+    for _ in 0..connections {
+        workers.spawn(worker(address.to_owned(), Arc::clone(&call), end, Arc::clone(&left)));
+    }
+    let mut latencies = Vec::new();
+    while let Some(more) = workers.join_next().await {
+        latencies.extend(more??);
+    }
+    Ok(Figures::new(latencies, started.elapsed()))
+}
+
+async fn worker(
+    address: String,
+    call: Arc<Call>,
+    end: Option<Instant>,
+    left: Arc<AtomicUsize>,
+) -> anyhow::Result<Vec<Duration>> {
     let mut connection = connect(&address).await?;
     let mut latencies = Vec::new();
-    while Instant::now() < until {
+    // Counts down, and says so once there is nothing left.
+    let take = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+    while end.is_none_or(|end| Instant::now() < end) && take() {
         let sent = Instant::now();
-        let body = timeout(Duration::from_secs(30), send(&mut connection, &address, &call))
+        let body = timeout(Duration::from_secs(30), send(&mut connection, &address, &call, latencies.len()))
             .await
             .context("no answer within 30 s")??;
         latencies.push(sent.elapsed());
@@ -89,7 +120,7 @@ async fn worker(address: String, call: Call, until: Instant) -> anyhow::Result<V
     clippy::disallowed_methods,
     reason = "the connection ends with its sender, and the process with the measurement"
 )]
-pub(super) async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+pub(super) async fn connect(address: &str) -> anyhow::Result<Connection> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -98,20 +129,17 @@ pub(super) async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<By
     Ok(sender)
 }
 
-/// Sends one call and reads the whole answer.
-pub(super) async fn send(
-    connection: &mut SendRequest<Full<Bytes>>,
-    address: &str,
-    call: &Call,
-) -> anyhow::Result<Bytes> {
-    Ok(open(connection, address, call).await?.collect().await?.to_bytes())
+/// Sends the n-th body of a call and reads the whole answer.
+pub(super) async fn send(connection: &mut Connection, address: &str, call: &Call, n: usize) -> anyhow::Result<Bytes> {
+    Ok(open(connection, address, call, n).await?.collect().await?.to_bytes())
 }
 
-/// Sends one call and hands out the body as it comes.
+/// Sends the n-th body of a call and hands out the answer as it comes.
 pub(super) async fn open(
-    connection: &mut SendRequest<Full<Bytes>>,
+    connection: &mut Connection,
     address: &str,
     call: &Call,
+    n: usize,
 ) -> anyhow::Result<hyper::body::Incoming> {
     connection.ready().await?;
     let request = Request::builder()
@@ -120,10 +148,11 @@ pub(super) async fn open(
         .header(HOST, address)
         .header(CONTENT_TYPE, "application/json")
         .header("A2A-Version", "1.0")
-        .body(Full::new(call.body.clone()))?;
+        .body(Full::new(call.bodies.get(n % call.bodies.len().max(1)).cloned().unwrap_or_default()))?;
     Ok(connection.send_request(request).await?.into_body())
 }
 
+/// Whether it is there; looks from the end, where the answers of a large echo say how it went.
 fn contains(body: &[u8], expected: &[u8]) -> bool {
-    body.windows(expected.len()).any(|window| window == expected)
+    body.windows(expected.len()).rev().any(|window| window == expected)
 }
