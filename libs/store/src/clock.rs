@@ -16,11 +16,22 @@ use crate::Millis;
 #[derive(Debug)]
 pub(crate) struct Clock {
     last: Mutex<(i64, Instant)>,
+    /// Where a simulated clock began: it reads tokio's time instead of the wall.
+    simulated: Option<Instant>,
 }
+
+/// What a simulated clock says at its beginning, in microseconds.
+const BEGINNING: i64 = 1_000_000_000_000_000;
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        Self { last: Mutex::new((wall(), Instant::now())) }
+        Self { last: Mutex::new((wall(), Instant::now())), simulated: None }
+    }
+
+    /// A clock that begins at a fixed moment and goes with tokio's time, which a simulation pauses.
+    pub(crate) fn simulated() -> Self {
+        let now = Instant::now();
+        Self { last: Mutex::new((BEGINNING, now)), simulated: Some(now) }
     }
 
     /// Milliseconds since the epoch.
@@ -30,6 +41,9 @@ impl Clock {
 
     /// Microseconds since the epoch.
     pub(crate) fn micros(&self) -> i64 {
+        if let Some(beginning) = self.simulated {
+            return BEGINNING + i64::try_from(beginning.elapsed().as_micros()).unwrap_or(i64::MAX / 2);
+        }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         *last = advance(*last, wall(), Instant::now());
         last.0

@@ -213,11 +213,24 @@ impl SqliteEngine {
     /// See [`OpenError`]; each one says what to do.
     #[expect(clippy::needless_pass_by_value, reason = "callers are done with it, and it may keep parts one day")]
     pub fn open(config: SqliteConfig) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(&config, Clock::new())
+    }
+
+    /// A store in memory for simulations: what it does depends on nothing but the calls and their order. Its clock
+    /// begins at a fixed moment and goes with tokio's time.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn simulated(shards: Shard) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(&SqliteConfig::memory(shards), Clock::simulated())
+    }
+
+    fn open_with(config: &SqliteConfig, clock: Clock) -> Result<Arc<Self>, OpenError> {
         if config.shards == 0 {
             return Err(OpenError::NoShards);
         }
         let shared = Arc::new(Shared {
-            clock: Clock::new(),
+            clock,
             hub: Hub::new(),
             groups: Groups::new(config.shards),
             delivered: Mutex::default(),
@@ -226,7 +239,7 @@ impl SqliteEngine {
             None => {
                 Store::Memory(Box::new(Mutex::new(Memory::new(Arc::clone(&shared), config.shards, config.max_size))))
             }
-            Some(path) => Store::File(File::open(path, &config, Arc::clone(&shared))?),
+            Some(path) => Store::File(File::open(path, config, Arc::clone(&shared))?),
         };
         Ok(Arc::new(Self { shards: config.shards, shared, store }))
     }

@@ -6,7 +6,7 @@
 mod dead;
 mod trouble;
 
-use std::{any::Any, collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{any::Any, collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::{
@@ -139,7 +139,7 @@ pub fn consumer_name(prefix: &str) -> String {
 /// # Errors
 /// Those of [`Engine::heartbeat`].
 pub async fn heartbeat(engine: &dyn Engine, held: &[Held]) -> Result<Vec<Verdict>> {
-    let mut streams: HashMap<(Shard, &str), Vec<usize>> = HashMap::new();
+    let mut streams: BTreeMap<(Shard, &str), Vec<usize>> = BTreeMap::new();
     for (n, one) in held.iter().enumerate() {
         streams.entry((one.claimed.shard, &one.claimed.stream)).or_default().push(n);
     }
@@ -169,7 +169,7 @@ struct Running<H> {
     consumer: Arc<str>,
     handler: Arc<H>,
     stopping: CancellationToken,
-    slots: HashMap<Number, Slot>,
+    slots: BTreeMap<Number, Slot>,
     tasks: JoinSet<Number>,
     next: Number,
 }
@@ -183,7 +183,7 @@ impl Worker {
             worker: self,
             handler,
             stopping: CancellationToken::new(),
-            slots: HashMap::new(),
+            slots: BTreeMap::new(),
             tasks: JoinSet::new(),
             next: 0,
         };
@@ -196,7 +196,7 @@ impl Worker {
 impl<H: Handler> Running<H> {
     async fn work(&mut self, stop: &CancellationToken) {
         let mut claiming: Option<BoxFuture<'static, Result<Vec<Claimed>>>> = None;
-        let mut claims = Trouble::new("claim");
+        let mut claims = Trouble::new("claim", &self.consumer);
         let mut beating = Beating::new(&self.worker, Arc::clone(&self.handler));
         let mut ticking = self.tick();
         loop {
@@ -250,12 +250,12 @@ impl<H: Handler> Running<H> {
     fn tick(&self) -> BoxFuture<'static, ()> {
         let Some(every) = self.worker.tick else { return std::future::pending().boxed() };
         let engine = Arc::clone(&self.worker.engine);
-        let mut shards: HashMap<Shard, Vec<String>> = HashMap::new();
+        let mut shards: BTreeMap<Shard, Vec<String>> = BTreeMap::new();
+        let mut trouble = Trouble::new("tick", &self.consumer);
         for (shard, stream) in &self.worker.streams {
             shards.entry(*shard).or_default().push(stream.clone());
         }
         async move {
-            let mut trouble = Trouble::new("tick");
             loop {
                 sleep(trouble.pause().unwrap_or(every).max(every)).await;
                 for (shard, streams) in &shards {
@@ -318,7 +318,7 @@ impl<H: Handler> Running<H> {
                 () = sleep_until(end) => break,
             }
         }
-        let left: Vec<_> = self.slots.drain().map(|(_, slot)| slot).collect();
+        let left: Vec<_> = std::mem::take(&mut self.slots).into_values().collect();
         if left.is_empty() {
             return;
         }
@@ -390,7 +390,7 @@ async fn settle(engine: &dyn Engine, held: &Held, outcome: &Outcome) {
     };
     let pending = Check::Pending { stream, id, consumer: held.consumer.to_string() };
     let batch = Batch { shard: *shard, checks: vec![pending], ops, releasing: true, ..Batch::default() };
-    let mut trouble = Trouble::new("settle");
+    let mut trouble = Trouble::new("settle", &held.consumer);
     loop {
         match engine.commit(batch.clone()).await {
             Ok(_) => return,
@@ -432,13 +432,13 @@ impl<H: Handler> Beating<H> {
             lease: worker.lease,
             at: None,
             current: None,
-            backoff: Backoff::new(),
-            trouble: Trouble::new("heartbeat"),
+            backoff: Backoff::new(&worker.consumer),
+            trouble: Trouble::new("heartbeat", &worker.consumer),
         }
     }
 
     /// The next verdicts. Cancel-safe: what is under way goes on with the next call.
-    async fn next(&mut self, slots: &HashMap<Number, Slot>) -> Vec<(Number, Verdict)> {
+    async fn next(&mut self, slots: &BTreeMap<Number, Slot>) -> Vec<(Number, Verdict)> {
         loop {
             if let Some(current) = &mut self.current {
                 let result = current.await;

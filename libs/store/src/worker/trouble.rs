@@ -1,6 +1,9 @@
 //! Going on when the store does not answer: ever longer pauses, few words.
 
-use std::time::Duration;
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -15,15 +18,19 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Time between two lines about the same trouble.
 const LINES: Duration = Duration::from_secs(10);
 
-/// Pauses that double, each shortened at random by up to a half so that many processes do not move in step.
+/// Pauses that double, each shortened by up to a half so that many processes do not move in step. How much depends
+/// on the name of the consumer, and on nothing else: a simulation can be repeated.
 #[derive(Debug)]
 pub(super) struct Backoff {
     pause: Duration,
+    dice: DefaultHasher,
 }
 
 impl Backoff {
-    pub(super) const fn new() -> Self {
-        Self { pause: FIRST }
+    pub(super) fn new(consumer: &str) -> Self {
+        let mut dice = DefaultHasher::new();
+        consumer.hash(&mut dice);
+        Self { pause: FIRST, dice }
     }
 
     pub(super) const fn reset(&mut self) {
@@ -33,7 +40,8 @@ impl Backoff {
     pub(super) fn next(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST);
-        let random = uuid::Uuid::new_v4().as_bytes()[0];
+        self.dice.write_u8(0);
+        let [random, ..] = self.dice.finish().to_le_bytes();
         pause - pause * u32::from(random) / 512
     }
 }
@@ -49,8 +57,8 @@ pub(super) struct Trouble {
 }
 
 impl Trouble {
-    pub(super) const fn new(call: &'static str) -> Self {
-        Self { call, backoff: Backoff::new(), pause: None, said: None, unsaid: 0 }
+    pub(super) fn new(call: &'static str, consumer: &str) -> Self {
+        Self { call, backoff: Backoff::new(consumer), pause: None, said: None, unsaid: 0 }
     }
 
     /// It went wrong again.
@@ -87,7 +95,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_a_limit() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new("runner-host-1-abcdef00");
         let pauses: Vec<_> = (0..20).map(|_| backoff.next()).collect();
         assert!(pauses[0] <= FIRST && pauses[0] >= FIRST / 2);
         assert!(pauses.iter().all(|pause| *pause <= LONGEST));
