@@ -1,47 +1,29 @@
-//! Clients over the network: names are resolved again and again, calls go to replicas that answer.
+//! Clients over the network: names are resolved again and again, calls go to replicas that serve.
 //!
-//! Each address has one HTTP/2 connection, kept by a task of its own. Only connections whose other end has shown
-//! that it lives get calls, so a replica that is gone or frozen costs no try. A call that a closing connection did
-//! not take is given to another one; one that may have been taken is the caller's to repeat, who knows its identity.
+//! Each address has one HTTP/2 connection, kept by a task of its own, which also follows the gRPC health of the other
+//! end. Only connections whose other end has shown that it lives get calls, so a replica that is gone or frozen costs
+//! no try, and those that serve are preferred. A call that a closing connection did not take is given to another one;
+//! one that may have been taken is the caller's to repeat, who knows its identity.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::SocketAddr,
-    pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    task::{Context, Poll},
-    time::Duration,
-};
+mod replicas;
 
-use bytes::Bytes;
-use http::{Request, Response, Uri, header, uri::PathAndQuery};
-use http_body::{Frame, SizeHint};
-use http_body_util::Full;
-use hyper::{
-    body::Incoming,
-    client::conn::http2::{self, Connection, SendRequest},
-};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use hyper::client::conn::http2::{self, Connection, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     net::{TcpStream, lookup_host},
-    sync::watch,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{sleep, timeout},
 };
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
 };
-use tonic::{
-    Status,
-    body::Body,
-    codegen::{BoxFuture, Service, StdError},
-};
+use tonic::{Streaming, body::Body, codegen::StdError};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus};
 use tracing::{debug, info, warn};
 
+use self::replicas::{Balancer, Listed, Replica, Replicas};
 use crate::Transport;
 
 /// How often names are resolved again: replicas that appear get calls, replicas that vanish get none.
@@ -52,10 +34,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two tries to connect, growing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a call waits for a replica to appear.
-const REPLICA_TIMEOUT: Duration = Duration::from_secs(5);
-/// Until the head of an answer; a stream may then go on for ever.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two questions to a replica that does not serve.
+const HEALTH_PAUSE: Duration = Duration::from_millis(500);
 /// A peer that is gone without a word is noticed within the interval and the time-out.
 const PING_INTERVAL: Duration = Duration::from_secs(3);
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -82,10 +62,10 @@ impl Transport {
         let names = target.urls.iter().map(|url| host_and_port(url)).collect::<Result<Vec<_>, _>>()?;
         let replicas = Arc::new(Replicas::default());
         let end = CancellationToken::new();
-        let resolving = resolve(target.service, names, Arc::clone(&replicas));
+        let resolving = resolve(target.service, RESOLVE_EVERY, move || lookup(names.clone()), Arc::clone(&replicas));
         // Ends with the last clone, and nobody waits for it.
         TaskTracker::new().spawn(end.clone().run_until_cancelled_owned(resolving));
-        Ok(Self::new(Balancer { replicas, _end: Arc::new(end.drop_guard()) }))
+        Ok(Self::new(Balancer::new(replicas, end)))
     }
 }
 
@@ -99,13 +79,16 @@ fn host_and_port(url: &str) -> Result<String, String> {
     authority.port_u16().map(|_| authority.to_string()).ok_or_else(wrong)
 }
 
-/// Keeps a connection to every address that the names stand for.
-async fn resolve(service: String, names: Vec<String>, replicas: Arc<Replicas>) {
+/// Keeps a connection to every address that there is at the moment.
+async fn resolve<F>(service: String, every: Duration, lookup: impl Fn() -> F + Send, replicas: Arc<Replicas>)
+where
+    F: Future<Output = Result<Vec<SocketAddr>, String>> + Send,
+{
     let keepers = TaskTracker::new();
     let mut known = BTreeMap::<SocketAddr, DropGuard>::new();
     let mut resolved = true;
     loop {
-        match lookup(&names).await {
+        match lookup().await {
             Ok(found) => {
                 let before = known.len();
                 known.retain(|address, _| found.contains(address));
@@ -132,15 +115,15 @@ async fn resolve(service: String, names: Vec<String>, replicas: Arc<Replicas>) {
             }
             Err(_) => {}
         }
-        sleep(if known.is_empty() { RESOLVE_EVERY_AT_FIRST } else { RESOLVE_EVERY }).await;
+        sleep(if known.is_empty() { RESOLVE_EVERY_AT_FIRST.min(every) } else { every }).await;
     }
 }
 
 /// All addresses of all names.
-async fn lookup(names: &[String]) -> Result<Vec<SocketAddr>, String> {
+async fn lookup(names: Vec<String>) -> Result<Vec<SocketAddr>, String> {
     let mut found = Vec::new();
     for name in names {
-        found.extend(lookup_host(name).await.map_err(|error| format!("{name}: {error}"))?);
+        found.extend(lookup_host(&name).await.map_err(|error| format!("{name}: {error}"))?);
     }
     Ok(found)
 }
@@ -151,18 +134,14 @@ async fn keep(service: &str, address: SocketAddr, replicas: &Replicas) {
     loop {
         match connect(address).await {
             Ok((sender, connection)) => {
-                let mut connection = pin!(connection);
-                // A frozen process accepts connections too.
-                let alive = tokio::select! {
-                    _ = &mut connection => false,
-                    alive = timeout(CONNECT_TIMEOUT, ping(sender.clone(), address)) => alive == Ok(true),
+                let replica = Replica::new(address, sender);
+                let mut listed = None;
+                let end = tokio::select! {
+                    end = connection => end.err(),
+                    () = attend(&replica, replicas, &mut listed) => None,
                 };
-                if alive {
-                    debug!(service, %address, "connected");
-                    let listed = replicas.list(Replica { address, sender, calls: Arc::default() });
-                    let end = connection.await;
-                    drop(listed);
-                    info!(service, %address, error = end.err().map(tracing::field::display), "a replica is gone");
+                if listed.take().is_some() {
+                    info!(service, %address, error = end.map(tracing::field::display), "a replica is gone");
                     pause = FIRST_PAUSE;
                 }
             }
@@ -170,6 +149,40 @@ async fn keep(service: &str, address: SocketAddr, replicas: &Replicas) {
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Lists a replica once it has given a sign of life, and then keeps what is known of its health, for ever. Ends when
+/// there is no sign: a frozen process accepts connections too.
+async fn attend<'r>(replica: &Replica, replicas: &'r Replicas, listed: &mut Option<Listed<'r>>) {
+    let mut health = replica.health();
+    loop {
+        match timeout(CONNECT_TIMEOUT, health.watch(HealthCheckRequest::default())).await {
+            // Pings decide whether it still lives.
+            Err(_) if listed.is_some() => {}
+            Err(_) => return,
+            Ok(answer) => {
+                listed.get_or_insert_with(|| replicas.list(replica.clone()));
+                match answer {
+                    Ok(statuses) => follow(statuses.into_inner(), replica).await,
+                    // It does not say.
+                    Err(status) => replica.serves(status.code() == tonic::Code::Unimplemented),
+                }
+            }
+        }
+        sleep(HEALTH_PAUSE).await;
+    }
+}
+
+/// Follows the health of a replica until it does not serve. One that is about to end waits for its streams, so this
+/// one is not kept open then.
+async fn follow(mut statuses: Streaming<HealthCheckResponse>, replica: &Replica) {
+    while let Ok(Some(status)) = statuses.message().await {
+        let serves = status.status() == ServingStatus::Serving;
+        replica.serves(serves);
+        if !serves {
+            return;
+        }
     }
 }
 
@@ -189,210 +202,155 @@ async fn connect(address: SocketAddr) -> Result<(SendRequest<Body>, Conn), StdEr
     Ok(builder.handshake(TokioIo::new(tcp)).await?)
 }
 
-/// Whether the other end answers at all. What it answers, its callers find out.
-async fn ping(mut sender: SendRequest<Body>, address: SocketAddr) -> bool {
-    // A health check of everything: an empty message.
-    let mut request = Request::new(Body::new(Full::new(Bytes::from_static(&[0; 5]))));
-    *request.method_mut() = http::Method::POST;
-    *request.uri_mut() = uri(address, Some(PathAndQuery::from_static("/grpc.health.v1.Health/Check")));
-    let headers = request.headers_mut();
-    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/grpc"));
-    headers.insert(header::TE, header::HeaderValue::from_static("trailers"));
-    sender.try_send_request(request).await.is_ok()
-}
-
-fn uri(address: SocketAddr, path: Option<PathAndQuery>) -> Uri {
-    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let authority = address.to_string();
-    Uri::builder().scheme("http").authority(authority).path_and_query(path).build().expect("an address makes a URI")
-}
-
-/// The connections that are open, and what goes on over them.
-#[derive(Debug, Default)]
-struct Replicas {
-    open: watch::Sender<Vec<Replica>>,
-    /// Where the search for the least busy one begins, so that equals take turns.
-    turn: AtomicUsize,
-}
-
-#[derive(Clone, Debug)]
-struct Replica {
-    address: SocketAddr,
-    sender: SendRequest<Body>,
-    /// Under way, streams included. Also tells connections to one address apart.
-    calls: Arc<AtomicUsize>,
-}
-
-/// Keeps a replica in the list.
-struct Listed<'r>(&'r Replicas, Arc<AtomicUsize>);
-
-impl Drop for Listed<'_> {
-    fn drop(&mut self) {
-        self.0.strike(&self.1);
-    }
-}
-
-impl Replicas {
-    fn list(&self, replica: Replica) -> Listed<'_> {
-        let listed = Listed(self, Arc::clone(&replica.calls));
-        self.open.send_modify(|open| open.push(replica));
-        listed
-    }
-
-    fn strike(&self, calls: &Arc<AtomicUsize>) {
-        self.open.send_modify(|open| open.retain(|replica| !Arc::ptr_eq(&replica.calls, calls)));
-    }
-
-    /// The least busy one.
-    fn pick(&self) -> Option<Replica> {
-        let open = self.open.borrow();
-        let first = self.turn.fetch_add(1, Ordering::Relaxed) % open.len().max(1);
-        let (before, after) = open.split_at(first);
-        after.iter().chain(before).min_by_key(|replica| replica.calls.load(Ordering::Relaxed)).cloned()
-    }
-
-    async fn call(&self, mut request: Request<Body>) -> Result<Response<Body>, Status> {
-        let deadline = Instant::now() + REPLICA_TIMEOUT;
-        let path = request.uri().path_and_query().cloned();
-        loop {
-            let Some(mut replica) = self.pick() else {
-                let mut open = self.open.subscribe();
-                let appeared = timeout_at(deadline, open.wait_for(|open| !open.is_empty())).await;
-                if !matches!(appeared, Ok(Ok(_))) {
-                    return Err(Status::unavailable("no replica is reachable"));
-                }
-                continue;
-            };
-            *request.uri_mut() = uri(replica.address, path.clone());
-            let counted = Counted::new(&replica.calls);
-            match timeout(ANSWER_TIMEOUT, replica.sender.try_send_request(request)).await {
-                Ok(Ok(response)) => return Ok(response.map(|body| Body::new(Answer { body, _counted: counted }))),
-                Ok(Err(mut failure)) => match failure.take_message() {
-                    // The connection ends and has not taken it.
-                    Some(untaken) => {
-                        self.strike(&replica.calls);
-                        request = untaken;
-                    }
-                    None => return Err(lost(&failure.into_error())),
-                },
-                Err(_) => return Err(Status::unavailable("no answer in time")),
-            }
-        }
-    }
-}
-
-/// Whatever ends a connection: the call may be repeated.
-fn lost(error: &hyper::Error) -> Status {
-    Status::unavailable(format!("the connection is lost: {error}"))
-}
-
-/// A call under way.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(calls: &Arc<AtomicUsize>) -> Self {
-        calls.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(calls))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The body of an answer.
-struct Answer {
-    body: Incoming,
-    _counted: Counted,
-}
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context).map_err(|error| lost(&error))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// A [`Transport`] over [`Replicas`].
-#[derive(Clone)]
-struct Balancer {
-    replicas: Arc<Replicas>,
-    _end: Arc<DropGuard>,
-}
-
-impl fmt::Debug for Balancer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Balancer").field("replicas", &self.replicas).finish_non_exhaustive()
-    }
-}
-
-impl Service<Request<Body>> for Balancer {
-    type Response = Response<Body>;
-    type Error = StdError;
-    type Future = BoxFuture<Response<Body>, StdError>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), StdError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let replicas = Arc::clone(&self.replicas);
-        Box::pin(async move { replicas.call(request).await.map_err(StdError::from) })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use tokio::time::Instant;
     use tonic::transport::server::{Server, TcpIncoming};
-    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+    use tonic_health::{
+        ServingStatus,
+        pb::health_client::HealthClient,
+        server::{HealthReporter, health_reporter},
+    };
 
     use super::*;
 
-    async fn listener() -> (tokio::net::TcpListener, String) {
+    /// What holds on a slow machine too.
+    const SOON: Duration = Duration::from_secs(10);
+
+    async fn listener() -> (tokio::net::TcpListener, SocketAddr) {
         let tcp = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", tcp.local_addr().unwrap());
-        (tcp, url)
+        let address = tcp.local_addr().unwrap();
+        (tcp, address)
+    }
+
+    fn network(addresses: &[SocketAddr]) -> HealthClient<Transport> {
+        let urls = addresses.iter().map(|address| format!("http://{address}")).collect();
+        HealthClient::new(Transport::network(Target { service: "test".to_owned(), urls }).unwrap())
+    }
+
+    /// A replica that names itself: it knows one service, which is its name. Ends when dropped.
+    struct Named {
+        address: SocketAddr,
+        reporter: HealthReporter,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    }
+
+    impl Named {
+        async fn start(name: &str) -> Self {
+            let (tcp, address) = listener().await;
+            let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+            let (reporter, server) = health_reporter();
+            reporter.set_service_status(name, ServingStatus::Serving).await;
+            let server = Server::builder().add_service(server);
+            tasks.spawn(server.serve_with_incoming_shutdown(TcpIncoming::from(tcp), stop.clone().cancelled_owned()));
+            Self { address, reporter, tasks, stop }
+        }
+
+        async fn health(&self, status: ServingStatus) {
+            self.reporter.set_service_status("", status).await;
+        }
+
+        async fn end(&self) {
+            self.health(ServingStatus::NotServing).await;
+            self.stop.cancel();
+            self.tasks.close();
+            self.tasks.wait().await;
+        }
+    }
+
+    impl Drop for Named {
+        fn drop(&mut self) {
+            self.stop.cancel();
+        }
+    }
+
+    /// Whether a call is answered by the replica of this name.
+    async fn answered_by(client: &HealthClient<Transport>, name: &str) -> bool {
+        let request = HealthCheckRequest { service: name.to_owned() };
+        match timeout(SOON, client.clone().check(request)).await.expect("a call is answered") {
+            Ok(_) => true,
+            Err(status) => {
+                assert_eq!(status.code(), tonic::Code::NotFound, "{status}");
+                false
+            }
+        }
+    }
+
+    /// Waits until all of some calls go to one of the replicas.
+    async fn until_all_go_to(client: &HealthClient<Transport>, name: &str) {
+        let until = Instant::now() + SOON;
+        let mut row = 0;
+        while row < 20 {
+            row = if answered_by(client, name).await { row + 1 } else { 0 };
+            assert!(Instant::now() < until, "calls go elsewhere than to {name}");
+            sleep(Duration::from_millis(1)).await;
+        }
     }
 
     #[tokio::test]
     async fn only_replicas_that_answer_get_calls() {
         // The kernel accepts for it; nobody answers.
         let (_frozen, frozen) = listener().await;
-        let (live, url) = listener().await;
-        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let server = Server::builder().add_service(tonic_health::server::health_reporter().1);
-        let incoming = TcpIncoming::from(live);
-        tasks.spawn(server.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()));
-
-        let target = Target { service: "test".to_owned(), urls: vec![frozen, url] };
-        let client = HealthClient::new(Transport::network(target).unwrap());
-        let calls = (0..50).map(|_| {
-            let mut client = client.clone();
-            async move { client.check(HealthCheckRequest::default()).await }
-        });
-        for call in calls {
-            timeout(Duration::from_secs(2), call).await.expect("a call went to the frozen one").unwrap();
+        let live = Named::start("live").await;
+        let client = network(&[frozen, live.address]);
+        for _ in 0..50 {
+            assert!(answered_by(&client, "live").await);
         }
         // A drained connection is left at once; the call waits for another one and then says so.
-        stop.cancel();
-        tasks.close();
-        tasks.wait().await;
+        live.end().await;
         tokio::time::pause();
-        let mut client = client;
-        let answer = client.check(HealthCheckRequest::default()).await;
+        let answer = client.clone().check(HealthCheckRequest::default()).await;
         assert_eq!(answer.unwrap_err().code(), tonic::Code::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_does_not_serve_gets_calls_only_when_nobody_does() {
+        let (one, two) = (Named::start("one").await, Named::start("two").await);
+        let client = network(&[one.address, two.address]);
+        one.health(ServingStatus::NotServing).await;
+        until_all_go_to(&client, "two").await;
+        two.health(ServingStatus::NotServing).await;
+        one.health(ServingStatus::Serving).await;
+        until_all_go_to(&client, "one").await;
+        // Whoever is asked says why not: better than to wait for nothing.
+        one.health(ServingStatus::NotServing).await;
+        answered_by(&client, "one").await;
+        two.health(ServingStatus::Serving).await;
+        until_all_go_to(&client, "two").await;
+    }
+
+    #[tokio::test]
+    async fn a_drained_replica_does_not_wait_for_those_who_follow_its_health() {
+        let live = Named::start("live").await;
+        let client = network(&[live.address]);
+        assert!(answered_by(&client, "live").await);
+        timeout(SOON, live.end()).await.expect("the stream of its health was not closed");
+    }
+
+    #[tokio::test]
+    async fn a_name_whose_addresses_change_leads_to_the_new_ones() {
+        let (old, new) = (Named::start("old").await, Named::start("new").await);
+        let addresses = Arc::new(Mutex::new(vec![old.address]));
+        let (replicas, end) = (Arc::new(Replicas::default()), CancellationToken::new());
+        let looked_up = {
+            let addresses = Arc::clone(&addresses);
+            move || std::future::ready(Ok(addresses.lock().unwrap().clone()))
+        };
+        let resolving = resolve("test".to_owned(), Duration::from_millis(10), looked_up, Arc::clone(&replicas));
+        TaskTracker::new().spawn(end.clone().run_until_cancelled_owned(resolving));
+        let client = HealthClient::new(Transport::new(Balancer::new(replicas, end)));
+        until_all_go_to(&client, "old").await;
+        // Both live; only the name decides.
+        addresses.lock().unwrap().push(new.address);
+        let until = Instant::now() + SOON;
+        while !answered_by(&client, "new").await {
+            assert!(Instant::now() < until, "the second address is never used");
+        }
+        addresses.lock().unwrap().remove(0);
+        until_all_go_to(&client, "new").await;
     }
 
     #[test]
