@@ -1,6 +1,7 @@
 //! Artifacts grow by events in the log. A record of an artifact is the fold of these events up to the head's
 //! `folded_to`; what came after is folded by every reader, until there is so much of it that a writer does it once
 //! for all. Each byte is rewritten a bounded number of times, so a long stream costs its length, not its square.
+//! Artifacts that stay small have no record: the head carries them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -92,17 +93,28 @@ pub(crate) fn fold(draft: &mut Draft, state: &State) -> Result<Result<(), Refusa
             needed.retain(|place| draft.head.artifacts[*place].id != artifact.artifact_id);
         }
     }
-    let in_log = draft.was.as_ref().is_some_and(|held| held.value.unfolded_bytes > 0);
-    let unfolded = match &state.unfolded {
-        Some(unfolded) if needed.is_subset(&unfolded.asked) => Some(unfolded),
-        None if needed.is_empty() && !in_log => None,
-        _ => return Err(Need::Unfolded(needed)),
+    let (log, records) = match &state.unfolded {
+        Some(unfolded) if needed.is_subset(&unfolded.asked) => (unfolded.log.clone(), unfolded.records.clone()),
+        Some(_) => return Err(Need::Unfolded(needed)),
+        None => {
+            let log = draft.was.as_ref().map_or(Ok(Some(Vec::new())), |held| held.value.unfolded());
+            match (log, draft.head.inlined()) {
+                (Ok(Some(log)), Ok(inlined)) if needed.is_empty() && touched(&draft.head, &log).is_empty() => {
+                    (log, inlined)
+                }
+                // Also what does not decode: the reader reports it.
+                _ => return Err(Need::Unfolded(needed)),
+            }
+        }
     };
-    Ok(fold_all(draft, unfolded))
+    Ok(fold_all(draft, log, records))
 }
 
-fn fold_all(draft: &mut Draft, unfolded: Option<&Unfolded>) -> Result<(), Refusal> {
-    let (log, records) = unfolded.map(|unfolded| (unfolded.log.clone(), unfolded.records.clone())).unwrap_or_default();
+fn fold_all(
+    draft: &mut Draft,
+    log: Vec<TaskArtifactUpdateEvent>,
+    records: BTreeMap<usize, Artifact>,
+) -> Result<(), Refusal> {
     let list = std::mem::take(&mut draft.head.artifacts);
     let mut artifacts = Artifacts::new(&list, records);
     let mut changed = BTreeSet::new();
@@ -115,9 +127,20 @@ fn fold_all(draft: &mut Draft, unfolded: Option<&Unfolded>) -> Result<(), Refusa
     let mut by_place = artifacts.by_place;
     draft.head.artifacts = list;
     let to = draft.head.last_event;
+    let mut inlined: usize = draft.head.artifacts.iter().map(|artifact| artifact.inlined.len()).sum();
     for place in changed {
-        draft.head.artifacts[place].stored = true;
-        let record = Folded { to, artifact: by_place.remove(&place) };
+        let known = &mut draft.head.artifacts[place];
+        inlined -= std::mem::take(&mut known.inlined).len();
+        let Some(artifact) = by_place.remove(&place) else { continue };
+        let size = artifact.encoded_len();
+        // One that has a record may be as old as the task, and its readers look there.
+        if !known.stored && inlined + size <= stored::INLINED {
+            inlined += size;
+            known.inlined = artifact.encode_to_vec().into();
+            continue;
+        }
+        known.stored = true;
+        let record = Folded { to, artifact: Some(artifact) };
         draft.ops.push(Op::Put { key: draft.task.artifact(place), bytes: record.encode_to_vec().into() });
     }
     draft.head.folded_to = to;

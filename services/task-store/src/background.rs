@@ -164,8 +164,11 @@ impl Retire<'_> {
             warn!(task = %state.task, %refusal, "the log does not fit the artifacts");
             draft = Draft::edit(state.task, held, now);
         } else if head.first_event <= head.last_event {
+            if head.first_event <= head.logged() {
+                draft.ops.push(Op::Drop { stream: state.task.log() });
+            }
             draft.head.first_event = head.last_event + 1;
-            draft.ops.push(Op::Drop { stream: state.task.log() });
+            draft.head.events.clear();
         }
         draft.head.due_ms = ends;
         let mut change = Change::of(draft);
@@ -194,8 +197,10 @@ impl Retire<'_> {
         }
         let stored = head.artifacts.iter().enumerate().filter(|(_, artifact)| artifact.stored);
         change.ops.extend(stored.map(|(place, _)| Op::Delete { key: task.artifact(place) }));
-        change.ops.push(Op::Drop { stream: task.history() });
-        if head.first_event <= head.last_event {
+        if head.filed() > 0 {
+            change.ops.push(Op::Drop { stream: task.history() });
+        }
+        if head.first_event <= head.logged() {
             change.ops.push(Op::Drop { stream: task.log() });
         }
         Ok(Decision::Commit(Box::new(change), ()))

@@ -144,7 +144,8 @@ impl Change {
         }
         batch.checks.extend(other);
 
-        for draft in &self.drafts {
+        for draft in &mut self.drafts {
+            draft.spill();
             batch.ops.push(Op::Put { key: draft.task.head(), bytes: draft.head.encode_to_vec().into() });
         }
         batch.commit = self.drafts.first().map(|draft| (draft.task.head(), id));
@@ -165,18 +166,9 @@ impl Change {
         }
         for draft in &mut self.drafts {
             stored::reindex(draft.task, draft.was.as_ref().map(|held| &*held.value), Some(&draft.head), &mut batch.ops);
-            let log = draft.task.log();
-            for event in &draft.events {
-                batch.ops.push(Op::Append {
-                    stream: log.clone(),
-                    at: At::Number(event.id.0),
-                    tag: event.tag,
-                    payload: event.payload.clone(),
-                    into: None,
-                });
-            }
             batch.ops.append(&mut draft.ops);
-            if !draft.events.is_empty() {
+            // Nobody can have been told of a task that does not exist yet.
+            if !draft.events.is_empty() && draft.was.is_some() {
                 let payload = format!("{} {}", draft.task, draft.head.last_event);
                 batch.ops.push(Op::Notify { topic: keys::EVENTS.to_owned(), payload });
             }
@@ -218,7 +210,7 @@ pub(crate) struct Draft {
     pub(crate) task: TaskId,
     pub(crate) was: Option<Held<Head>>,
     pub(crate) head: Head,
-    /// New log entries, numbered.
+    /// New events, numbered; the head has them too.
     pub(crate) events: Vec<Entry>,
     /// The artifact events among them.
     pub(crate) updates: Vec<TaskArtifactUpdateEvent>,
@@ -248,8 +240,27 @@ impl Draft {
         if let Some(turn) = &mut self.head.turn {
             turn.log_bytes += bytes.len() as u64;
         }
+        self.head.events.push(stored::Event { tag: tag.into(), payload: bytes.clone() });
         self.events.push(Entry { id: EntryId::number(self.head.last_event), tag, payload: bytes });
         event.payload
+    }
+
+    /// Moves events and messages that are too many for the head to their streams.
+    fn spill(&mut self) {
+        let (logged, filed) = (self.head.logged(), self.head.filed());
+        if self.head.events.iter().map(|event| event.payload.len()).sum::<usize>() > stored::INLINED {
+            for (number, event) in (logged + 1..).zip(std::mem::take(&mut self.head.events)) {
+                let (tag, stream) = (u8::try_from(event.tag).unwrap_or_default(), self.task.log());
+                let at = At::Number(number);
+                self.ops.push(Op::Append { stream, at, tag, payload: event.payload, into: None });
+            }
+        }
+        if self.head.messages.iter().map(Bytes::len).sum::<usize>() > stored::INLINED {
+            for (number, payload) in (filed + 1..).zip(std::mem::take(&mut self.head.messages)) {
+                let (stream, at) = (self.task.history(), At::Number(number));
+                self.ops.push(Op::Append { stream, at, tag: 0, payload, into: None });
+            }
+        }
     }
 
     /// Gives the task a status as of now, with an event that says so.
@@ -337,8 +348,7 @@ impl Draft {
         let payload: Bytes = bare(message).encode_to_vec().into();
         self.head.history_len += 1;
         self.head.history_bytes += payload.len() as u64;
-        let (stream, at) = (self.task.history(), At::Number(self.head.history_len));
-        self.ops.push(Op::Append { stream, at, tag: 0, payload, into: None });
+        self.head.messages.push(payload);
     }
 
     /// Whether the task is within its size, and its log as well: an agent that only ever replaces things could

@@ -1,6 +1,6 @@
 //! Reading whole tasks: a head, and what belongs to exactly that head.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use futures::future::try_join;
 use rialto_a2a::{
@@ -81,7 +81,7 @@ impl Store {
         let place = Place::new(task, &head.context_id);
         let wanted = shape.history.unwrap_or(u64::MAX).min(head.history_len);
         let parts = try_join(
-            self.messages(task, &place, head.history_len - wanted, head.history_len),
+            self.messages(task, head, &place, head.history_len - wanted, head.history_len),
             self.artifacts(task, head, shape.artifacts),
         );
         let (history, artifacts) = parts.await?;
@@ -91,24 +91,31 @@ impl Store {
         Ok(artifacts.map(|artifacts| Task { artifacts, history, ..bare_task(task, head, &place) }))
     }
 
-    /// Reads messages `from + 1` to `to` of a history.
+    /// Reads messages `from + 1` to `to` of a history: those that the head does not have, from their stream.
     pub(crate) async fn messages(
         &self,
         task: TaskId,
+        head: &Head,
         place: &Place,
         from: u64,
         to: u64,
     ) -> Result<Vec<Message>, Error> {
         let mut messages = Vec::new();
         let mut after = from;
-        while after < to {
-            let entries = usize::try_from(to - after).unwrap_or(usize::MAX).min(MESSAGES.entries);
+        let filed = head.filed();
+        while after < to.min(filed) {
+            let entries = usize::try_from(to.min(filed) - after).unwrap_or(usize::MAX).min(MESSAGES.entries);
             let limit = ReadLimit { entries, ..MESSAGES };
             let read = self.read(task.shard(), &task.history(), after, limit).await?;
             let Some(last) = read.last() else { break };
             after = last.id.0;
             for entry in read {
                 messages.push(place.message(entry.payload).map_err(corrupt)?);
+            }
+        }
+        for (number, message) in (filed + 1..).zip(&head.messages) {
+            if (from + 1..=to).contains(&number) {
+                messages.push(place.message(message.clone()).map_err(corrupt)?);
             }
         }
         Ok(messages)
@@ -124,13 +131,14 @@ impl Store {
         if records.len() != stored || records.values().any(|record| record.to > head.last_event) {
             return Ok(Err(Moved));
         }
-        let folded = records.iter_mut().filter_map(|(place, record)| Some((*place, record.artifact.take()?)));
-        let mut artifacts = Artifacts::new(&head.artifacts, folded.collect::<BTreeMap<_, _>>());
+        let mut known = head.inlined().map_err(corrupt)?;
+        known.extend(records.iter_mut().filter_map(|(place, record)| Some((*place, record.artifact.take()?))));
+        let mut artifacts = Artifacts::new(&head.artifacts, known);
         if head.unfolded_bytes > 0 {
             let nowhere = Place::default();
             let mut after = head.folded_to.max(head.first_event - 1);
             while after < head.last_event {
-                let entries = self.log(task, after).await?;
+                let entries = self.log(task, head, after).await?;
                 if entries.first().is_none_or(|entry| entry.id.0 != after + 1) {
                     return Ok(Err(Moved));
                 }
@@ -192,14 +200,17 @@ async fn answer(store: &Store, task: TaskId, head: &Head) -> Result<Message, Err
     let said = head.status.as_ref().and_then(|status| status.message.clone());
     let found = match head.state() {
         TaskState::Completed => {
-            let last = store.log(task, head.last_event - 1).await?.into_iter().next();
+            let last = store.log(task, head, head.last_event - 1).await?.into_iter().next();
             match last
                 .map(|entry| place.event(entry.payload).map_err(corrupt))
                 .transpose()?
                 .and_then(|event| event.payload)
             {
                 Some(Payload::Message(message)) => Some(message),
-                _ => store.messages(task, &place, head.history_len.saturating_sub(1), head.history_len).await?.pop(),
+                _ => {
+                    let from = head.history_len.saturating_sub(1);
+                    store.messages(task, head, &place, from, head.history_len).await?.pop()
+                }
             }
         }
         TaskState::InputRequired | TaskState::AuthRequired => said,

@@ -53,7 +53,7 @@ pub(crate) async fn briefing(store: &Store, task: TaskId, head: &Head, request: 
         bytes: usize::try_from(request.window_bytes).unwrap_or(usize::MAX),
     };
     let (mut message, journal, (earlier, own)) = try_join3(
-        store.messages(task, &place, turn.message - 1, turn.message),
+        store.messages(task, head, &place, turn.message - 1, turn.message),
         journal(store, task, turn.journal),
         conversation(store, task, head, &place, window),
     )
@@ -110,7 +110,7 @@ async fn conversation(
     }
     let before = head.turn.as_ref().map_or(0, |turn| turn.message - 1);
     let from = before.saturating_sub(window.messages as u64);
-    let own = window.take(store.messages(task, place, from, before).await?);
+    let own = window.take(store.messages(task, head, place, from, before).await?);
     let mut earlier: Vec<Vec<Message>> = Vec::new();
     if window.messages > 0 {
         let scope = head.scope_key();
@@ -135,7 +135,7 @@ async fn conversation(
             };
             let from = begun.saturating_sub(window.messages as u64);
             let place = Place::new(other, &head.context_id);
-            earlier.push(window.take(store.messages(other, &place, from, begun).await?));
+            earlier.push(window.take(store.messages(other, &held.value, &place, from, begun).await?));
         }
     }
     earlier.reverse();

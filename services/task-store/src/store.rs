@@ -241,7 +241,7 @@ impl Store {
             let place = Place::default();
             let mut after = head.folded_to;
             while after < head.last_event {
-                let entries = self.log(task, after).await?;
+                let entries = self.log(task, head, after).await?;
                 let Some(last) = entries.last() else { break };
                 after = last.id.0;
                 for entry in entries.into_iter().filter(|entry| entry.tag == tag::ARTIFACT) {
@@ -256,7 +256,9 @@ impl Store {
         }
         asked.append(&mut artifacts::touched(head, &log));
         let records = self.folded(task, asked.iter().copied()).await?;
-        let records = records.into_iter().filter_map(|(place, record)| Some((place, record.artifact?))).collect();
+        let mut records: BTreeMap<_, _> =
+            records.into_iter().filter_map(|(place, record)| Some((place, record.artifact?))).collect();
+        records.extend(head.inlined().map_err(corrupt)?);
         Ok(Unfolded { log, records, asked })
     }
 
@@ -314,9 +316,17 @@ impl Store {
         record.map(Held::decode).transpose().map_err(corrupt)
     }
 
-    /// Reads some log entries after a number.
-    pub(crate) async fn log(&self, task: TaskId, after: u64) -> Result<Vec<Entry>, Error> {
-        self.read(task.shard(), &task.log(), after, BATCH).await
+    /// Reads some events after a number: from the log what this head does not have. No events are missing between
+    /// the two, because they only ever move from the head to the log.
+    pub(crate) async fn log(&self, task: TaskId, head: &Head, after: u64) -> Result<Vec<Entry>, Error> {
+        if after >= head.logged() {
+            return Ok(head.events_after(after).collect());
+        }
+        let mut entries = self.read(task.shard(), &task.log(), after, BATCH).await?;
+        if let Some(last) = entries.last().map(|entry| entry.id.0).filter(|last| *last >= head.logged()) {
+            entries.extend(head.events_after(last));
+        }
+        Ok(entries)
     }
 
     /// Reads a numbered stream.

@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 use prost::Message as _;
 use rialto_a2a::{
-    v1::{Message, StreamResponse, TaskState, stream_response::Payload},
+    v1::{self, Message, StreamResponse, TaskArtifactUpdateEvent, TaskState, stream_response::Payload},
     wkt::Struct,
 };
 use rialto_rpc::tasks::Scope;
-use rialto_store::{EntryId, Millis, Op, Record};
+use rialto_store::{Entry, EntryId, Millis, Op, Record};
 
 use crate::keys::{self, ScopeKey, TaskId};
 
@@ -18,7 +18,11 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/rialto.tasks.v1.stored.rs"));
 }
 
-pub(crate) use generated::{Artifact, Context, Folded, Head, Holder, PastTurn, Phase, Sweep, Turn, Waiting};
+pub(crate) use generated::{Artifact, Context, Event, Folded, Head, Holder, PastTurn, Phase, Sweep, Turn, Waiting};
+
+/// Bytes of events, of messages, and of artifacts that a head holds itself. Each change of state writes them again,
+/// and each list reads them, so they are no more than what the smallest stream would cost.
+pub(crate) const INLINED: usize = 1 << 10;
 
 /// Marks of log entries, so that readers can pass over payloads.
 pub(crate) mod tag {
@@ -111,6 +115,56 @@ impl Head {
         let known = self.turn.iter().map(|known| (&known.id, known.first_event)).chain(past);
         let first = known.into_iter().find(|(id, _)| *id == turn).map_or(0, |(_, first)| first);
         self.is_over(turn) && event >= first
+    }
+
+    /// Number of the newest event that went to the log: the head has those after it.
+    pub(crate) const fn logged(&self) -> u64 {
+        self.last_event - self.events.len() as u64
+    }
+
+    /// Number of the newest message that went to the stream of the history: the head has those after it.
+    pub(crate) const fn filed(&self) -> u64 {
+        self.history_len - self.messages.len() as u64
+    }
+
+    /// The events after a number that the head has.
+    pub(crate) fn events_after(&self, after: u64) -> impl Iterator<Item = Entry> + '_ {
+        let first = self.logged() + 1;
+        let events = (first..).zip(&self.events).skip(usize::try_from((after + 1).saturating_sub(first)).unwrap_or(0));
+        events.map(|(number, event)| Entry {
+            id: EntryId::number(number),
+            tag: u8::try_from(event.tag).unwrap_or_default(),
+            payload: event.payload.clone(),
+        })
+    }
+
+    /// The artifacts that the head itself has, by their place in the list.
+    ///
+    /// # Errors
+    /// When the bytes are not what this service writes.
+    pub(crate) fn inlined(&self) -> Result<BTreeMap<usize, v1::Artifact>, prost::DecodeError> {
+        let inlined = self.artifacts.iter().enumerate().filter(|(_, artifact)| !artifact.inlined.is_empty());
+        inlined.map(|(place, artifact)| Ok((place, v1::Artifact::decode(artifact.inlined.clone())?))).collect()
+    }
+
+    /// The artifact events that no fold has seen; `None` when some of them are in the log.
+    ///
+    /// # Errors
+    /// When the bytes are not what this service writes.
+    pub(crate) fn unfolded(&self) -> Result<Option<Vec<TaskArtifactUpdateEvent>>, prost::DecodeError> {
+        if self.unfolded_bytes == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        if self.folded_to < self.logged() {
+            return Ok(None);
+        }
+        let events = self.events_after(self.folded_to).filter(|entry| entry.tag == tag::ARTIFACT);
+        let updates = events.filter_map(|entry| match StreamResponse::decode(entry.payload) {
+            Ok(StreamResponse { payload: Some(Payload::ArtifactUpdate(update)) }) => Some(Ok(update)),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        });
+        updates.collect::<Result<_, _>>().map(Some)
     }
 
     /// Bytes of history, artifacts, metadata and status.

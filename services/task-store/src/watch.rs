@@ -295,13 +295,13 @@ impl Tail {
     }
 
     async fn read(&self, store: &Store, last: u64) -> Result<News, Error> {
-        let entries = store.log(self.task, last).await?;
+        let head = store.head(self.task).await?.ok_or(Kind::TaskNotFound)?.value;
+        let entries = store.log(self.task, &head, last).await?;
         if entries.first().is_some_and(|entry| entry.id.0 == last + 1) {
             return Ok(News::Entries(entries));
         }
         // There is nothing new, or the log was folded away meanwhile.
-        let head = store.head(self.task).await?.ok_or(Kind::TaskNotFound)?;
-        Ok(News::Jump(head.value.last_event))
+        Ok(News::Jump(head.last_event))
     }
 }
 
@@ -457,8 +457,15 @@ impl Follow {
                 Next::Event(entry) => return Ok(Some(entry)),
                 Next::Fill => self.seat.tail.fill(&self.store).await?,
                 Next::Behind => {
-                    let shard = self.task.shard();
-                    self.queue = self.store.read(shard, &self.task.log(), self.cursor, CATCH_UP).await?.into();
+                    let next = self.cursor + 1;
+                    let head = self.store.head_at_least(self.task, next).await?.ok_or(Kind::TaskNotFound)?.value;
+                    self.queue = match head.logged() {
+                        logged if next > logged => head.events_after(self.cursor).collect(),
+                        _ => {
+                            let log = self.task.log();
+                            self.store.read(self.task.shard(), &log, self.cursor, CATCH_UP).await?.into()
+                        }
+                    };
                     if self.queue.is_empty() {
                         return Ok(None);
                     }

@@ -68,9 +68,10 @@ async fn a_task_that_kills_its_runner_ends_and_its_neighbours_do_not() {
 #[tokio::test]
 async fn a_planned_stop_costs_no_attempt() {
     let world = World::new();
-    world.send(Send::new("hi").policy(|policy| policy.queue_timeout_ms = 1)).await.expect("sends");
+    world.send(Send::new("hi").policy(|policy| policy.queue_timeout_ms = 200)).await.expect("sends");
     let run = world.claim("r1").await.expect("an entry");
     let mut begun = world.begin_with(&run, |begin| begin.max_attempts = 1).await.expect("a turn");
+    tokio::time::sleep(std::time::Duration::from_millis(210)).await;
     for _ in 0..5 {
         for _ in 0..2 {
             let request = HandBackRequest { turns: vec![begun.held()] };

@@ -36,7 +36,7 @@ async fn a_log_is_folded_away_and_the_task_stays() {
     let mut slow = world.watch(&sent.id, Some(1)).await.expect("watches");
     assert_eq!(short(&one(&mut slow).await), "2 WORKING");
     world.background();
-    eventually("folded", || async { numbers(&world, &sent.id).await.is_empty() }).await;
+    eventually("folded", || async { folded(&world, &sent.id).await }).await;
     assert_eq!(world.get(&sent.id).await, canceled);
     for after in [0, 3] {
         let resumed = world.watch(&sent.id, Some(after)).await.expect("a snapshot instead");
@@ -56,7 +56,7 @@ async fn a_parked_task_goes_on_after_its_log_was_folded() {
     let sent = world.send(Send::new("1")).await.expect("sends");
     let begun = world.next().await;
     world.finish(&begun, 3, vec![artifact("a", "x", false), status(S::InputRequired)]).await;
-    eventually("folded", || async { numbers(&world, &sent.id).await.is_empty() }).await;
+    eventually("folded", || async { folded(&world, &sent.id).await }).await;
     let mut watched = world.watch(&sent.id, None).await.expect("watches");
     assert_eq!(short(&one(&mut watched).await), "4 task INPUT_REQUIRED");
     world.send(Send::to(&sent, "2")).await.expect("accepts");

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod crash;
+mod engine;
 mod flaky;
 mod later;
 mod list;

@@ -7,7 +7,7 @@ use rialto_a2a::{Kind, state, v1::Task};
 use rialto_rpc::tasks::{Follow, Outcome};
 use rialto_task_store::Options;
 
-use crate::{flaky::Flaky, world::*};
+use crate::{engine::TIME_CAN_STAND_STILL, flaky::Flaky, world::*};
 
 #[tokio::test]
 async fn a_task_of_a_plain_send_can_be_watched_on_another_replica() {
@@ -23,6 +23,9 @@ async fn a_task_of_a_plain_send_can_be_watched_on_another_replica() {
 
 #[tokio::test(start_paused = true)]
 async fn without_any_notice_events_come_within_seconds() {
+    if !TIME_CAN_STAND_STILL {
+        return;
+    }
     let world = World::with(engine(1), 2, &Options::default());
     let sent = world.send(Send::new("hi")).await.expect("sends");
     let mut stream = world.watch_at(1, &sent.id, None, Follow::Task).await.expect("watches");
@@ -82,6 +85,9 @@ async fn a_stream_stays_open_while_a_credential_is_awaited() {
 
 #[tokio::test(start_paused = true)]
 async fn resuming_gives_exactly_what_was_missed_and_at_once() {
+    if !TIME_CAN_STAND_STILL {
+        return;
+    }
     let world = World::new();
     world.background();
     tokio::task::yield_now().await;
@@ -205,6 +211,9 @@ async fn watchers_on_all_replicas_see_one_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_failure_ends_the_stream_like_a_success() {
+    if !TIME_CAN_STAND_STILL {
+        return;
+    }
     let flaky = Flaky::new(engine(1));
     let world = World::with(flaky.clone(), 1, &Options::default());
     let sent = world.send(Send::new("hi")).await.expect("sends");

@@ -16,15 +16,14 @@ use rialto_rpc::tasks::{
     RecordRequest, RunEntry, Scope, SendRequest, Turn, Update, WatchRequest, WhenBusy,
     task_store_server::TaskStore as Calls,
 };
-use rialto_store::{
-    Engine, EntryId,
-    sqlite::{SqliteConfig, SqliteEngine},
-};
+use rialto_store::Engine;
 use rialto_task_store::{Options, TaskStore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Status};
 
 pub(crate) use rialto_a2a::v1::TaskState as S;
+
+pub(crate) use crate::engine::engine;
 
 pub(crate) const AGENT: &str = "echo";
 
@@ -102,10 +101,6 @@ impl Drop for World {
     fn drop(&mut self) {
         self.stop.cancel();
     }
-}
-
-pub(crate) fn engine(shards: u16) -> Arc<dyn Engine> {
-    SqliteEngine::open(SqliteConfig::memory(shards)).expect("opens")
 }
 
 impl World {
@@ -466,10 +461,24 @@ pub(crate) async fn silent(updates: &mut Updates) -> bool {
     tokio::time::timeout(Duration::from_millis(50), updates.next()).await.is_err()
 }
 
-/// Numbers of a task's log.
+/// Whether the events of a task cannot be read one by one any more.
+pub(crate) async fn folded(world: &World, id: &str) -> bool {
+    let mut updates = world.watch(id, Some(0)).await.expect("watches");
+    matches!(one(&mut updates).await.event.and_then(|event| event.payload), Some(Payload::Task(_)))
+}
+
+/// Numbers of the events of a task until now.
 pub(crate) async fn numbers(world: &World, id: &str) -> Vec<u64> {
-    let shard = u16::from_str_radix(&id[34..], 16).expect("an id");
-    let limit = rialto_store::ReadLimit { entries: 10_000, bytes: 1 << 30 };
-    let entries = world.engine.read(shard, &format!("log:{id}"), EntryId::ZERO, limit).await.expect("reads");
-    entries.into_iter().map(|entry| entry.id.0).collect()
+    let updates = world.watch(id, Some(0)).await.expect("watches");
+    match world.watch(id, None).await {
+        Ok(mut snapshot) => {
+            let newest = one(&mut snapshot).await.number;
+            all(Box::pin(updates.take(usize::try_from(newest).expect("few")))).await
+        }
+        // It has ended.
+        Err(_) => all(updates).await,
+    }
+    .iter()
+    .map(|update| update.number)
+    .collect()
 }

@@ -1,0 +1,27 @@
+//! The service over Redis: what `tests/it` asks of it, and what a task costs there.
+
+#![expect(clippy::unwrap_used, reason = "a panic is how tests fail, in their helpers as well")]
+
+mod budget;
+mod engine;
+
+#[path = "../it/cancel.rs"]
+mod cancel;
+#[path = "../it/crash.rs"]
+mod crash;
+#[path = "../it/flaky.rs"]
+mod flaky;
+#[path = "../it/later.rs"]
+mod later;
+#[path = "../it/list.rs"]
+mod list;
+#[path = "../it/random.rs"]
+mod random;
+#[path = "../it/send.rs"]
+mod send;
+#[path = "../it/watch.rs"]
+mod watch;
+#[path = "../it/world.rs"]
+mod world;
+#[path = "../it/write.rs"]
+mod write;
