@@ -394,6 +394,17 @@ pub struct Depth {
     pub oldest: Option<Millis>,
 }
 
+/// Somebody who claims from a work stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Consumer {
+    /// As given in [`Claim::consumer`].
+    pub name: String,
+    /// Entries of the stream that it owns.
+    pub pending: u64,
+    /// Time since it last claimed, or showed another sign of life. A claim that waits is as old as its beginning.
+    pub idle: Duration,
+}
+
 /// A hint that something changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
@@ -493,6 +504,10 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
 
     /// State of a work stream.
     async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth>;
+
+    /// Who claims from a work stream, by name. Who owns nothing and shows no sign of life is forgotten after an hour
+    /// or more; who owns something never is.
+    async fn consumers(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>>;
 
     /// Listens to a topic of one shard.
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices>;

@@ -15,6 +15,6 @@ pub mod suite;
 pub mod worker;
 
 pub use kernel::{
-    At, Batch, Check, Claim, Claimed, CommitId, Committed, Conflict, Depth, Engine, Entry, EntryId, Error, IndexQuery,
-    Millis, Notice, Notices, Op, Order, Rate, ReadLimit, Record, Result, Shard,
+    At, Batch, Check, Claim, Claimed, CommitId, Committed, Conflict, Consumer, Depth, Engine, Entry, EntryId, Error,
+    IndexQuery, Millis, Notice, Notices, Op, Order, Rate, ReadLimit, Record, Result, Shard,
 };

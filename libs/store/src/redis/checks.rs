@@ -7,11 +7,13 @@ use tokio::time::timeout;
 
 use super::{
     config::{Place, RedisConfig, Target},
-    keys::{Keys, kind},
-    link::{Link, Lost, Slots},
+    installed,
+    keys::Keys,
+    link::{Link, Slots},
+    node::master,
     value,
 };
-use crate::{Error, Shard};
+use crate::Shard;
 
 /// How long one server may take to answer at start.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -79,8 +81,16 @@ pub enum OpenError {
         /// As configured.
         asked: Shard,
     },
-    /// It works, but the store cannot be set up in it.
-    #[error("the store cannot be set up in redis: {0}")]
+    /// The store is of another version.
+    #[error("the store has layout {stored} and this version of rialto works with {own}; use the version that made it")]
+    Layout {
+        /// As installed.
+        stored: u32,
+        /// What we know.
+        own: u32,
+    },
+    /// It works, but refuses what the store needs.
+    #[error("the store cannot be set up in redis: {0}; check what the user may do")]
     Setup(String),
 }
 
@@ -97,7 +107,8 @@ pub(super) async fn open(config: &RedisConfig) -> Result<Arc<Link>, OpenError> {
         // Somebody else may do it at the same moment, which is as good.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     }
-    let slots = if target.sentinel.is_some() { None } else { look(&target).await? };
+    let slots =
+        if target.sentinel.is_some() { check_master(&target).await.map(|()| None)? } else { look(&target).await? };
     let connect = |shards| {
         let keys = Keys::new(&config.prefix, shards);
         match &slots {
@@ -108,10 +119,7 @@ pub(super) async fn open(config: &RedisConfig) -> Result<Arc<Link>, OpenError> {
     let default = if slots.is_some() { 16 } else { 1 };
     let asked = config.shards.unwrap_or(default);
     let link = connect(asked);
-    if target.sentinel.is_some() {
-        check_master(&link, &target).await?;
-    }
-    let stored = install(&link, asked).await?;
+    let stored = installed::install(&link, asked).await?;
     if stored == asked {
         return Ok(link);
     }
@@ -182,13 +190,17 @@ async fn fsync(connection: &mut MultiplexedConnection) -> Option<String> {
 }
 
 /// Checks the master that the Sentinels name.
-async fn check_master(link: &Link, target: &Target) -> Result<(), OpenError> {
-    let place = format!("the master {:?} of the sentinels", target.sentinel.as_deref().unwrap_or_default());
-    let info = link.call(0, redis::cmd("INFO").arg("everything"), Lost::Repeat).await;
-    let info = info.map_err(|error| OpenError::Unreachable { place: place.clone(), reason: error.to_string() })?;
-    check(&value::text(info).unwrap_or_default(), None, &place).map(|facts| {
-        facts.warn(&place);
-    })
+async fn check_master(target: &Target) -> Result<(), OpenError> {
+    let away = |reason| OpenError::Unreachable {
+        place: format!("the master {:?} of the sentinels", target.sentinel.as_deref().unwrap_or_default()),
+        reason,
+    };
+    let place = master(target).await.map_err(|error| away(error.to_string()))?;
+    match inspect(target, &place).await {
+        // The Sentinels lag behind a fail-over.
+        Err(OpenError::Role { .. }) => Err(away(format!("{} is not a master", written(&place)))),
+        checked => checked.map(drop),
+    }
 }
 
 fn unreachable(error: &RedisError, place: String) -> OpenError {
@@ -250,31 +262,6 @@ fn check(info: &str, fsync: Option<&str>, place: &str) -> Result<Facts, OpenErro
         None
     };
     Ok(Facts { cluster: field("redis_mode") == "cluster", doubt })
-}
-
-/// Notes the number of shards, if nobody did yet, and answers the one that is noted.
-async fn install(link: &Link, shards: Shard) -> Result<Shard, OpenError> {
-    let setup = |error: Error| match error {
-        Error::Unavailable(reason) => OpenError::Setup(reason),
-        other => OpenError::Setup(other.to_string()),
-    };
-    match link.call(0, &link.library.load(), Lost::Repeat).await {
-        Err(Error::Unavailable(text)) if text.contains("already exists") => {}
-        // A user with few rights relies on others to load it.
-        Err(Error::Unavailable(text)) if text.contains("NOPERM") => tracing::debug!("may not load functions"),
-        loaded => drop(loaded.map_err(setup)?),
-    }
-    let meta = link.keys.key(0, kind::PLAIN, "meta");
-    let read = redis::cmd("HGET").arg(&meta).arg("shards").take();
-    let mut stored = link.call(0, &read, Lost::Repeat).await.map_err(setup)?;
-    if stored == Value::Nil {
-        let note = redis::cmd("HSETNX").arg(&meta).arg("shards").arg(shards).take();
-        link.call(0, &note, Lost::Repeat).await.map_err(setup)?;
-        // Somebody else may have been quicker.
-        stored = link.call(0, &read, Lost::Repeat).await.map_err(setup)?;
-    }
-    let stored = value::int(&stored).and_then(|stored| Shard::try_from(stored).ok());
-    stored.ok_or_else(|| OpenError::Setup(format!("{meta} does not hold a number of shards")))
 }
 
 #[cfg(test)]

@@ -14,10 +14,13 @@ use tokio::{
 };
 
 use super::{RedisEngine, config::Place, keys::kind, library::Function, link::Lost, node::Up, value};
-use crate::{Batch, Claim, Claimed, Entry, EntryId, Error, Op, Result, Shard};
+use crate::{Batch, Claim, Claimed, Consumer, Entry, EntryId, Error, Op, Result, Shard};
 
 /// The consumer group of every work stream.
 const GROUP: &str = "workers";
+
+/// The consumer that stands for entries that were given back, as the functions name it.
+const HANDED_BACK: &str = "handed-back";
 
 /// A blocking read that is still out this long after it should have ended came to a half-open connection.
 const OVERDUE: Duration = Duration::from_secs(3);
@@ -276,6 +279,23 @@ impl RedisEngine {
         Ok(())
     }
 
+    /// Who claims from a stream, but for the one that stands for "handed back".
+    pub(super) async fn consumers_of(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>> {
+        let mut command = redis::cmd("XINFO");
+        command.arg("CONSUMERS").arg(self.link.keys.key(shard, kind::PLAIN, stream)).arg(GROUP);
+        let rows = match self.link.call(shard, &command, Lost::Repeat).await {
+            Err(Error::Unavailable(text)) if text.contains("NOGROUP") || text.contains("no such key") => {
+                return Ok(Vec::new());
+            }
+            answer => value::list(answer?).ok_or_else(value::strange)?,
+        };
+        let consumers = rows.into_iter().map(|row| consumer(row).ok_or_else(value::strange));
+        let mut consumers = consumers.collect::<Result<Vec<_>>>()?;
+        consumers.retain(|consumer| consumer.name != HANDED_BACK);
+        consumers.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(consumers)
+    }
+
     async fn reader(&self, group: &Group<'_>) -> Result<Reader> {
         let shard = group.shard;
         let up = self.link.up(shard, self.link.deadline()).await?;
@@ -292,6 +312,21 @@ impl RedisEngine {
             None => Reader::open(shard, place, &up).await,
         }
     }
+}
+
+/// Reads one row of `XINFO CONSUMERS`.
+fn consumer(row: Value) -> Option<Consumer> {
+    let (mut name, mut pending, mut idle) = (None, None, None);
+    let mut parts = value::list(row)?.into_iter();
+    while let (Some(field), Some(found)) = (parts.next(), parts.next()) {
+        match value::text(field)?.as_str() {
+            "name" => name = value::text(found),
+            "pending" => pending = value::int(&found).and_then(|count| u64::try_from(count).ok()),
+            "idle" => idle = value::int(&found).and_then(|millis| u64::try_from(millis).ok()),
+            _ => {}
+        }
+    }
+    Some(Consumer { name: name?, pending: pending?, idle: Duration::from_millis(idle?) })
 }
 
 /// A seat while somebody sits on it.

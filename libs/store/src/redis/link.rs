@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -50,8 +53,32 @@ pub(super) struct Link {
     owners: RwLock<Vec<Which>>,
     nodes: Mutex<HashMap<Place, Arc<Node>>>,
     refresh: Option<(mpsc::Sender<()>, watch::Receiver<u64>)>,
+    /// The store is another one than this link was made for.
+    foreign: AtomicBool,
     tasks: TaskTracker,
     pub(super) stop: CancellationToken,
+}
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Redis refuses it.
+    Refused(Error),
+    /// Redis cannot be reached, or not in time; another time it may.
+    Away(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Away(error)
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let (Failure::Refused(error) | Failure::Away(error)) = failure;
+        error
+    }
 }
 
 impl Link {
@@ -87,6 +114,7 @@ impl Link {
             owners: RwLock::new(owners),
             nodes: Mutex::default(),
             refresh,
+            foreign: AtomicBool::new(false),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         })
@@ -130,8 +158,26 @@ impl Link {
         Arc::clone(nodes.entry(place).or_insert_with(new))
     }
 
+    /// Says whether the store is another one than this link was made for: then nothing is read or written.
+    pub(super) fn set_foreign(&self, foreign: bool) -> bool {
+        self.foreign.swap(foreign, Ordering::Relaxed)
+    }
+
     /// The connection to the server of a shard, to open others like it.
     pub(super) async fn up(&self, shard: Shard, deadline: Instant) -> Result<Arc<Up>> {
+        self.check_ours()?;
+        self.reach(shard, deadline).await
+    }
+
+    fn check_ours(&self) -> Result<()> {
+        if self.foreign.load(Ordering::Relaxed) {
+            return Err(Error::Unavailable("the store was installed anew, with another number of shards".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// As [`Link::up`], whatever store it is.
+    async fn reach(&self, shard: Shard, deadline: Instant) -> Result<Arc<Up>> {
         match self.node(self.owner(shard)).up(deadline).await {
             Ok(up) => Ok(up),
             Err(error) if self.is_cluster() => {
@@ -153,6 +199,12 @@ impl Link {
     /// # Errors
     /// All but [`Error::Conflict`]s and [`Error::Full`] mean that it may or may not have been done.
     pub(super) async fn call(&self, shard: Shard, command: &Cmd, lost: Lost) -> Result<Value> {
+        self.check_ours()?;
+        Ok(self.ask(shard, command, lost).await?)
+    }
+
+    /// As [`Link::call`], whatever store it is.
+    pub(super) async fn ask(&self, shard: Shard, command: &Cmd, lost: Lost) -> Result<Value, Failure> {
         let deadline = self.deadline();
         let mut repeats = match lost {
             Lost::Repeat => u32::MAX,
@@ -168,7 +220,7 @@ impl Link {
             };
             let up = match &node {
                 Some(node) => node.up(deadline).await?,
-                None => self.up(shard, deadline).await?,
+                None => self.reach(shard, deadline).await?,
             };
             let mut connection = up.connection.clone();
             let answer = async {
@@ -187,7 +239,8 @@ impl Link {
                 Err(_) => {
                     // Perhaps half-open: nothing would ever come back on it.
                     node.unwrap_or_else(|| self.node(self.owner(shard))).broken(up.generation);
-                    return Err(Error::Unavailable(format!("redis does not answer within {:?}", self.deadline)));
+                    let reason = format!("redis does not answer within {:?}", self.deadline);
+                    return Err(Failure::Away(Error::Unavailable(reason)));
                 }
             };
             match verdict(&error) {
@@ -209,11 +262,11 @@ impl Link {
                 Verdict::Lost => {
                     node.unwrap_or_else(|| self.node(self.owner(shard))).broken(up.generation);
                     if repeats == 0 || Instant::now() >= deadline {
-                        return Err(Error::Unavailable(error.to_string()));
+                        return Err(Failure::Away(Error::Unavailable(error.to_string())));
                     }
                     repeats -= 1;
                 }
-                Verdict::Final(error) => return Err(error),
+                Verdict::Final(error) => return Err(Failure::Refused(error)),
             }
         }
     }
@@ -227,7 +280,7 @@ impl Link {
         Ok(())
     }
 
-    async fn load(&self, up: &Up, deadline: Instant) -> Result<()> {
+    async fn load(&self, up: &Up, deadline: Instant) -> Result<(), Failure> {
         let mut connection = up.connection.clone();
         match timeout_at(deadline, self.library.load().query_async::<Value>(&mut connection)).await {
             Ok(Ok(_)) => {
@@ -236,8 +289,11 @@ impl Link {
             }
             // Somebody else was quicker.
             Ok(Err(error)) if error.to_string().contains("already exists") => Ok(()),
-            Ok(Err(error)) => Err(Error::Unavailable(format!("cannot load the functions: {error}"))),
-            Err(_) => Err(Error::Unavailable("redis does not answer".to_owned())),
+            Ok(Err(error)) => {
+                let failure = Error::Unavailable(format!("cannot load the functions: {error}"));
+                Err(if error.is_io_error() { Failure::Away(failure) } else { Failure::Refused(failure) })
+            }
+            Err(_) => Err(Failure::Away(Error::Unavailable("redis does not answer".to_owned()))),
         }
     }
 

@@ -13,6 +13,7 @@ mod clock;
 mod commit;
 mod config;
 mod index;
+mod installed;
 mod keys;
 mod library;
 mod link;
@@ -35,8 +36,8 @@ use self::{
     notices::Subscription,
 };
 use crate::{
-    Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
-    Record, Result, Shard,
+    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices,
+    ReadLimit, Record, Result, Shard,
 };
 
 /// Delayed entries of each stream that one step of a tick moves.
@@ -67,6 +68,7 @@ impl RedisEngine {
     /// One line that says what to do.
     pub async fn connect(config: RedisConfig) -> Result<Arc<Self>, OpenError> {
         let link = checks::open(&config).await?;
+        link.spawn(installed::keep(Arc::clone(&link)));
         let notices = Subscription::new(&link);
         let engine = Self {
             notices,
@@ -246,6 +248,11 @@ impl Engine for RedisEngine {
             delayed: count(delayed)?,
             oldest: value::id(oldest).and_then(|id| i64::try_from(id.0).ok()),
         })
+    }
+
+    async fn consumers(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>> {
+        self.check_shard(shard)?;
+        self.consumers_of(shard, stream).await
     }
 
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {

@@ -224,7 +224,7 @@ async fn switched(target: &Target, place: &Place) {
 }
 
 /// Asks the Sentinels, in order, until one knows.
-async fn master(target: &Target) -> RedisResult<Place> {
+pub(super) async fn master(target: &Target) -> RedisResult<Place> {
     let name = target.sentinel.as_deref().unwrap_or_default();
     let mut last = RedisError::from((redis::ErrorKind::EmptySentinelList, "no sentinel"));
     for host in &target.hosts {

@@ -11,13 +11,16 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{Entry, EntryId, Millis, Shard};
+use crate::{Consumer, Entry, EntryId, Millis, Shard};
 
 /// How soon to look again at an entry whose lease ended while a commit was touching it.
 pub(super) const BUSY: Duration = Duration::from_millis(10);
 
 /// New entries kept at hand for the next claim; beyond that they are read when wanted.
 const READY: usize = 256;
+
+/// How long a consumer that owns nothing is idle when it is taken for gone.
+const FORGET: Duration = Duration::from_secs(3600);
 
 /// Payload bytes kept at hand.
 const READY_BYTES: usize = 1 << 20;
@@ -49,6 +52,8 @@ pub(super) struct Group {
     /// Handed out before, owned by nobody, with the deliveries so far.
     returned: BTreeMap<EntryId, (Entry, u32)>,
     pending: HashMap<EntryId, Pending>,
+    /// When each consumer last showed a sign of life.
+    consumers: BTreeMap<Arc<str>, Instant>,
     /// The pending ones by their last sign of life.
     ages: BTreeSet<(Instant, EntryId)>,
     /// When the next delayed entry is due.
@@ -85,6 +90,7 @@ impl Default for Group {
             ready_bytes: 0,
             returned: BTreeMap::new(),
             pending: HashMap::new(),
+            consumers: BTreeMap::new(),
             ages: BTreeSet::new(),
             due: Due::Unknown,
         }
@@ -158,6 +164,7 @@ impl Group {
         room: usize,
         now: Instant,
     ) -> Vec<(Entry, u32)> {
+        self.saw(consumer, now);
         let mut taken = Vec::new();
         for id in self.again(consumer, lease, now, room) {
             let Some((entry, deliveries)) = self.returned.remove(&id).or_else(|| self.disown(id)) else { continue };
@@ -223,7 +230,7 @@ impl Group {
 
     /// The stream was dropped: what comes next is another one.
     pub(super) fn reset(&mut self) {
-        *self = Self { due: self.due, ..Self::default() };
+        *self = Self { due: self.due, consumers: std::mem::take(&mut self.consumers), ..Self::default() };
     }
 
     /// Takes an entry from its owner, who gives it back.
@@ -259,7 +266,34 @@ impl Group {
         self.ages.remove(&(owner.since, id));
         owner.since = now;
         self.ages.insert((now, id));
+        let consumer = Arc::clone(&owner.consumer);
+        self.saw(&consumer, now);
         true
+    }
+
+    /// Notes a sign of life. A new face is the occasion to forget old ones.
+    fn saw(&mut self, consumer: &Arc<str>, now: Instant) {
+        if let Some(seen) = self.consumers.get_mut(consumer) {
+            *seen = now;
+            return;
+        }
+        let owners: BTreeSet<_> = self.pending.values().map(|owner| Arc::clone(&owner.consumer)).collect();
+        self.consumers.retain(|name, seen| now.duration_since(*seen) < FORGET || owners.contains(name));
+        self.consumers.insert(Arc::clone(consumer), now);
+    }
+
+    /// Who claims here.
+    pub(super) fn consumers(&self, now: Instant) -> Vec<Consumer> {
+        let mut pending: BTreeMap<&str, u64> = BTreeMap::new();
+        for owner in self.pending.values() {
+            *pending.entry(&*owner.consumer).or_default() += 1;
+        }
+        let consumer = |(name, seen): (&Arc<str>, &Instant)| Consumer {
+            name: name.to_string(),
+            pending: pending.get(&**name).copied().unwrap_or_default(),
+            idle: now.duration_since(*seen),
+        };
+        self.consumers.iter().map(consumer).collect()
     }
 
     /// How often an entry was handed out that is owned or was given back.

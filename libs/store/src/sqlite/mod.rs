@@ -29,6 +29,7 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{Semaphore, mpsc, oneshot},
+    time::Instant,
 };
 
 use self::{
@@ -41,8 +42,8 @@ use self::{
     writer::Job,
 };
 use crate::{
-    Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
-    Record, Result, Shard, clock::Clock, notices::Hub,
+    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices,
+    ReadLimit, Record, Result, Shard, clock::Clock, notices::Hub,
 };
 
 /// Connections that read a file.
@@ -384,6 +385,12 @@ impl Engine for SqliteEngine {
 
     async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth> {
         self.looking(|look| self.depth_of(look, shard, stream)).await
+    }
+
+    async fn consumers(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>> {
+        self.check_shard(shard)?;
+        let cell = self.shared.groups.find(shard, stream);
+        Ok(cell.map(|cell| cell.lock().consumers(Instant::now())).unwrap_or_default())
     }
 
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {

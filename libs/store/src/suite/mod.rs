@@ -75,6 +75,7 @@ macro_rules! contract_cases {
             work::settling_twice_is_harmless,
             work::a_dropped_claim_loses_nothing,
             work::depth_tells_the_state,
+            work::consumers_are_known_with_what_they_own,
             work::every_entry_is_handled_whatever_happens,
             work::one_consumer_sees_the_order_of_the_stream,
             delayed::entries_join_when_due,

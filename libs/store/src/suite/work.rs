@@ -372,6 +372,32 @@ pub async fn depth_tells_the_state(engine: Arc<dyn Engine>) {
     assert_eq!((waiting, pending, oldest), (0, 2, None));
 }
 
+/// Who has claimed, whether or not there was something; and since when nothing was heard.
+pub async fn consumers_are_known_with_what_they_own(engine: Arc<dyn Engine>) {
+    let home = Home::new(engine);
+    let consumers = async || home.engine.consumers(home.shard, "s").await.unwrap();
+    let owned = async || consumers().await.into_iter().map(|one| (one.name, one.pending)).collect::<Vec<_>>();
+    let owned_by = |name: &str, pending| (name.to_owned(), pending);
+    assert_eq!(owned().await, []);
+    let ids = home.give("s", &["1", "2", "3"]).await;
+    assert_eq!(owned().await, [], "who appends is no consumer");
+    home.take("s", "b", 2).await;
+    home.take("s", "a", 1).await;
+    home.take("s", "c", 1).await;
+    assert_eq!(owned().await, [owned_by("a", 1), owned_by("b", 2), owned_by("c", 0)]);
+    home.batch().hand_back("s", ids[0]).ack("s", ids[1]).commit().await.unwrap();
+    assert_eq!(owned().await, [owned_by("a", 1), owned_by("b", 0), owned_by("c", 0)]);
+    tokio::time::sleep(SHORT).await;
+    assert_eq!(home.engine.heartbeat(home.shard, "s", "a", &ids[2..]).await.unwrap(), [true]);
+    let now = consumers().await;
+    assert!(now[1].idle >= SHORT && now[2].idle >= SHORT, "{now:?}");
+    assert!(now[0].idle < now[1].idle, "a heartbeat is a sign of life: {now:?}");
+    home.take("s", "c", 1).await;
+    let now = consumers().await;
+    assert_eq!((now[2].pending, now[2].idle < now[1].idle), (1, true), "{now:?}");
+    assert_eq!(home.engine.consumers(home.shard, "other").await.unwrap(), []);
+}
+
 /// Many consumers that work, give back, forget and show up late: every entry is settled by exactly one commit.
 pub async fn every_entry_is_handled_whatever_happens(engine: Arc<dyn Engine>) {
     const ENTRIES: usize = 120;

@@ -20,7 +20,7 @@ use self::trouble::{Backoff, Trouble};
 use crate::{Batch, Check, Claim, Claimed, Engine, Error, Op, Result, Shard};
 
 /// How long one claim waits. Longer means fewer calls when idle; a dropped claim costs nothing.
-const CLAIM_WAIT: Duration = Duration::from_secs(5);
+pub const CLAIM_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a stopping worker tries to give back what is left.
 const LAST_WORDS: Duration = Duration::from_secs(3);

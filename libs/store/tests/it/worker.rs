@@ -11,8 +11,8 @@ use std::{
 
 use async_trait::async_trait;
 use rialto_store::{
-    Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
-    Record, Result, Shard,
+    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices,
+    ReadLimit, Record, Result, Shard,
     sqlite::{SqliteConfig, SqliteEngine},
     suite::draft::Home,
     worker::{self, DEAD, DeadEntry, Handler, Held, Outcome, Verdict, Work, Worker, consumer_name},
@@ -88,6 +88,9 @@ impl Engine for Flaky {
     }
     async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth> {
         self.inner.depth(shard, stream).await
+    }
+    async fn consumers(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>> {
+        self.inner.consumers(shard, stream).await
     }
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {
         self.inner.listen(shard, topic).await

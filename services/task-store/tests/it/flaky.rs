@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use rialto_store::{
-    Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
+    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
     Record, Result, Shard,
 };
 
@@ -132,6 +132,10 @@ impl Engine for Flaky {
 
     async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth> {
         self.inner.depth(shard, stream).await
+    }
+
+    async fn consumers(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>> {
+        self.inner.consumers(shard, stream).await
     }
 
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {
