@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use rialto_store::{
-    Batch, Claim, Claimed, Committed, Depth, Engine, Entry, EntryId, IndexQuery, Millis, Notices, ReadLimit, Record,
-    Result, Shard,
+    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, IndexQuery, Millis, Notices, ReadLimit,
+    Record, Result, Shard,
     redis::{RedisConfig, RedisEngine},
 };
 use rialto_testkit::redis::RedisServer;
@@ -104,6 +104,10 @@ impl Engine for OnRedis {
 
     async fn depth(&self, shard: Shard, stream: &str) -> Result<Depth> {
         self.engine().depth(shard, stream).await
+    }
+
+    async fn consumers(&self, shard: Shard, stream: &str) -> Result<Vec<Consumer>> {
+        self.engine().consumers(shard, stream).await
     }
 
     async fn listen(&self, shard: Shard, topic: &str) -> Result<Notices> {
