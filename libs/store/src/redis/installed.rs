@@ -24,7 +24,7 @@ const PACE: Duration = Duration::from_secs(3);
 pub(super) async fn install(link: &Link, shards: Shard) -> Result<Shard, OpenError> {
     match link.ask(0, &link.library.load(), Lost::Repeat).await.map_err(open_error) {
         // A user with few rights relies on others to load them, and a full server takes none before it is less full.
-        Err(OpenError::Setup(text)) if text.contains("already exists") || text.contains("NOPERM") => {}
+        Err(OpenError::Setup(text)) if text.contains("already exists") || text.contains("NoPerm") => {}
         Err(OpenError::Unreachable { .. }) | Ok(_) => {}
         Err(error) => return Err(error),
     }

@@ -8,7 +8,7 @@ use rialto_store::{
 };
 use rialto_testkit::{
     chaos::ChaosProxy,
-    redis::{Options, RedisServer},
+    redis::{Options, RedisServer, Reply},
 };
 use tokio::time::Instant;
 
@@ -99,9 +99,7 @@ async fn a_commit_whose_answer_is_lost_happens_once_and_is_answered_with_its_fir
         });
         within(3000, async {
             let done = format!("{id}");
-            while server.command(&["HGET", "rialto:{s0}:r", "v"]).await.unwrap()
-                != rialto_testkit::redis::Reply::Text(done.clone())
-            {
+            while server.command(&["HGET", "rialto:{s0}:r", "v"]).await.unwrap() != Reply::Text(done.clone()) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
@@ -218,4 +216,37 @@ async fn a_frozen_server_is_answered_for_at_the_deadline_and_works_on_when_it_th
     // The first try may have happened; the repeat says the same in both cases.
     let again = again("committing", || engine.commit(named("r", 1, vec![put("r", b"1")]))).await;
     assert_eq!(again.versions, [1]);
+}
+
+#[tokio::test]
+async fn after_flushall_the_store_is_noted_again_and_no_two_kinds_of_it_are_mixed() {
+    let (server, engine) = one().await;
+    let config = |shards| RedisConfig { shards: Some(shards), ..RedisConfig::new(server.url()) };
+    server.command(&["FLUSHALL"]).await.unwrap();
+    engine.commit(batch(vec![put("r", b"1")])).await.unwrap();
+    let noted = async || server.command(&["HGET", "rialto:{s0}:meta", "shards"]).await.unwrap();
+    within(30_000, async {
+        while noted().await == Reply::Nil {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(RedisEngine::connect(config(2)).await.is_err(), "two processes see different stores");
+
+    // Somebody is quicker, and has it otherwise.
+    server.command(&["FLUSHALL"]).await.unwrap();
+    let other = RedisEngine::connect(config(2)).await.unwrap();
+    within(30_000, async {
+        while engine.get(0, &["r"]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let refused = engine.commit(batch(vec![put("r", b"2")])).await;
+    assert!(matches!(&refused, Err(Error::Unavailable(why)) if why.contains("shards")), "{refused:?}");
+    other.commit(batch(vec![put("r", b"3")])).await.unwrap();
+    // And should it go back to what it was, so do we.
+    drop(other);
+    server.command(&["FLUSHALL"]).await.unwrap();
+    again("reading", || engine.get(0, &["r"])).await;
 }

@@ -90,3 +90,30 @@ async fn a_user_with_just_the_rights_of_the_documentation_can_do_everything() {
     let waiting = rialto_store::Claim { wait: std::time::Duration::from_millis(50), ..crate::request("me", 1) };
     assert!(engine.claim(&waiting).await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn a_user_without_the_rights_is_told_so_and_a_server_that_is_away_is_told_apart() {
+    // It may read, and ask what kind of server it is; not load functions, nor note anything.
+    let rules = "~rialto:* &rialto:* +@read +@connection +info +config|get";
+    let server = Options::new().user("ann", "pass", rules).start().await.unwrap();
+    let url = server.url().replace("redis://", "redis://ann:pass@");
+    let error = RedisEngine::connect(RedisConfig::new(&url)).await.map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::Setup(_)), "{error:?}");
+    let text = error.to_string();
+    assert!(text.starts_with("the store cannot be set up in redis: ") && text.contains("hsetnx"), "{text}");
+    // Once somebody else has, that is enough to start.
+    server.command(&["HSET", "rialto:{s0}:meta", "shards", "1", "layout", "1"]).await.unwrap();
+    connect(&url).await;
+    server.kill().unwrap();
+    let error = RedisEngine::connect(RedisConfig::new(&url)).await.map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::Unreachable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_store_of_another_version_is_left_alone() {
+    let (server, engine) = one().await;
+    drop(engine);
+    server.command(&["HSET", "rialto:{s0}:meta", "layout", "2"]).await.unwrap();
+    let text = refused(RedisConfig::new(server.url())).await;
+    assert_eq!(text, "the store has layout 2 and this version of rialto works with 1; use the version that made it");
+}

@@ -54,7 +54,7 @@ async fn redis(config: &Config) -> Result<Arc<dyn Engine>, String> {
                 }
                 return Ok(engine);
             }
-            Err(error @ (OpenError::Unreachable { .. } | OpenError::Setup(_))) => {
+            Err(error @ OpenError::Unreachable { .. }) => {
                 if !told {
                     warn!("{error}; trying again until it answers");
                     told = true;
