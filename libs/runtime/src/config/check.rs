@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, net::SocketAddr};
 
 use url::Url;
 
-use super::{Agent, Backend, Card, Config, Limits, load::Broken};
+use super::{Agent, Backend, Card, Config, Limits, Telemetry, load::Broken};
 use crate::{
     Secret,
     units::{Size, Span},
@@ -46,6 +46,7 @@ pub(super) fn check(config: &Config) -> Vec<Broken> {
     rules.addresses(config);
     rules.backends(config);
     rules.positive("stop-grace", config.stop_grace);
+    rules.telemetry(&config.telemetry);
     for (at, network) in config.trusted_proxies.iter().enumerate() {
         rules.require(is_network(network), &format!("trusted-proxies[{at}]"), || {
             format!("{network:?} is not a network such as \"10.0.0.0/8\" or \"fd00::/8\"")
@@ -88,6 +89,13 @@ impl Rules {
 
     fn filled(&mut self, key: &str, text: &str) {
         self.require(!text.trim().is_empty(), key, || "must not be empty".to_owned());
+    }
+
+    fn telemetry(&mut self, telemetry: &Telemetry) {
+        let Some(endpoint) = &telemetry.otlp_endpoint else { return };
+        self.require(is_web_url(endpoint), "telemetry.otlp-endpoint", || {
+            "must be an http or https URL such as \"http://127.0.0.1:4317\"".to_owned()
+        });
     }
 
     fn addresses(&mut self, config: &Config) {

@@ -126,10 +126,17 @@ pub fn parse_yaml(name: &str, text: &str) -> Result<Config, Faults> {
     reading.finish(|config| check::check(config))
 }
 
-/// Takes endpoints and keys of models from the variables that every tool of that kind reads. Returns the keys that
-/// were filled in, with the names of their variables.
+/// Takes endpoints and keys of models, and the collector, from the variables that every tool of that kind reads.
+/// Returns the keys that were filled in, with the names of their variables.
 fn fill_in(config: &mut Config, variables: &BTreeMap<String, String>) -> BTreeMap<String, &'static str> {
     let mut filled_in = BTreeMap::new();
+    const COLLECTOR: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    if let (None, Some(endpoint)) = (&config.telemetry.otlp_endpoint, variables.get(COLLECTOR))
+        && !endpoint.is_empty()
+    {
+        config.telemetry.otlp_endpoint = Some(endpoint.clone());
+        filled_in.insert("telemetry.otlp-endpoint".to_owned(), COLLECTOR);
+    }
     for (at, agent) in config.agents.iter_mut().enumerate() {
         let Backend::Openai { base_url, api_key, .. } = &mut agent.backend else { continue };
         let mut variable = |key: &str, name: &'static str| {

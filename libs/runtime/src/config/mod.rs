@@ -57,6 +57,17 @@ pub struct Config {
     pub cors_origins: Vec<String>,
     /// How long a stopping process lets running work end.
     pub stop_grace: Span,
+    /// What a process tells about itself, and whom.
+    pub telemetry: Telemetry,
+}
+
+/// See [`Config::telemetry`]. The standard variables of OpenTelemetry say the rest.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Telemetry {
+    /// An OpenTelemetry collector (OTLP by gRPC) that gets traces, metrics and logs. Default:
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` of the environment, or else none.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// Which engine keeps tasks and streams.
@@ -445,6 +456,7 @@ impl Default for Config {
             trusted_proxies: Vec::new(),
             cors_origins: Vec::new(),
             stop_grace: Span::secs(25),
+            telemetry: Telemetry::default(),
         }
     }
 }

@@ -1,0 +1,214 @@
+//! Handing spans and log records on in batches, without ever waiting for the collector.
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use opentelemetry::{
+    Context, InstrumentationScope, KeyValue,
+    metrics::{AsyncInstrument, Meter},
+};
+use opentelemetry_sdk::{
+    error::OTelSdkResult,
+    logs::{LogProcessor, SdkLogRecord},
+    trace::{Span, SpanData, SpanProcessor},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::warn;
+
+use super::otlp::Signal;
+
+/// Items that wait for the collector; some megabytes at most. What comes on top is dropped.
+const QUEUE: usize = 4096;
+/// Items of one export.
+const BATCH: usize = 512;
+/// A collector that needs longer has not taken the batch.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two warnings about a collector, whatever goes wrong.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// What did not reach a collector.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    full: [AtomicU64; 3],
+    refused: [AtomicU64; 3],
+    failures: [AtomicU64; 3],
+    warned: Mutex<Option<Instant>>,
+}
+
+impl Losses {
+    /// Shows the counts as metrics.
+    pub(super) fn measure(self: &Arc<Self>, meter: &Meter) {
+        let losses = Arc::clone(self);
+        meter
+            .u64_observable_counter("rialto.telemetry.dropped")
+            .with_unit("{item}")
+            .with_description("Spans and log records that no collector got")
+            .with_callback(move |counts| {
+                losses.observe(counts, &losses.full, "queue_full");
+                losses.observe(counts, &losses.refused, "export_failed");
+            })
+            .build();
+        let losses = Arc::clone(self);
+        meter
+            .u64_observable_counter("rialto.telemetry.export.failures")
+            .with_unit("{export}")
+            .with_description("Exports that the collector did not take")
+            .with_callback(move |counts| {
+                for signal in Signal::ALL {
+                    let count = losses.failures[signal as usize].load(Ordering::Relaxed);
+                    counts.observe(count, &[KeyValue::new("signal", signal.name())]);
+                }
+            })
+            .build();
+    }
+
+    fn observe(&self, counts: &dyn AsyncInstrument<u64>, of: &[AtomicU64; 3], reason: &'static str) {
+        for signal in [Signal::Traces, Signal::Logs] {
+            let labels = [KeyValue::new("signal", signal.name()), KeyValue::new("reason", reason)];
+            counts.observe(of[signal as usize].load(Ordering::Relaxed), &labels);
+        }
+    }
+
+    /// There was no room for an item.
+    fn full(&self, signal: Signal) {
+        self.full[signal as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes how an export ended. Says so at most once a minute: a flood of warnings would be a fault of its own.
+    pub(super) fn exported(&self, signal: Signal, items: usize, result: &Result<(), String>) {
+        let Err(problem) = result else { return };
+        self.failures[signal as usize].fetch_add(1, Ordering::Relaxed);
+        self.refused[signal as usize].fetch_add(items as u64, Ordering::Relaxed);
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {
+            return;
+        }
+        *warned = Some(Instant::now());
+        drop(warned);
+        let sum = |counts: &[AtomicU64; 3]| counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+        let dropped = sum(&self.full) + sum(&self.refused);
+        warn!(signal = signal.name(), problem, dropped, "the collector does not take telemetry; it is dropped");
+    }
+}
+
+/// A queue in front of a collector.
+pub(super) struct Queue<T> {
+    signal: Signal,
+    items: mpsc::Sender<T>,
+    losses: Arc<Losses>,
+}
+
+impl<T> fmt::Debug for Queue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("signal", &self.signal).finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> Queue<T> {
+    /// Exports what is put in, every `delay` or when a batch is full, until the stop; then at once what is left.
+    pub(super) fn start<E, F>(
+        signal: Signal,
+        losses: &Arc<Losses>,
+        delay: Duration,
+        tracker: &TaskTracker,
+        stop: CancellationToken,
+        mut export: E,
+    ) -> Self
+    where
+        E: FnMut(Vec<T>) -> F + Send + 'static,
+        F: Future<Output = Result<(), String>> + Send,
+    {
+        let (items, mut waiting) = mpsc::channel(QUEUE);
+        let own = Arc::clone(losses);
+        tracker.spawn(async move {
+            let mut batch = Vec::with_capacity(BATCH);
+            while next(&mut waiting, &mut batch, delay, &stop).await {
+                let count = batch.len();
+                let result = match timeout(EXPORT_TIMEOUT, export(std::mem::take(&mut batch))).await {
+                    Ok(result) => result,
+                    Err(_) => Err("no answer in time".to_owned()),
+                };
+                own.exported(signal, count, &result);
+            }
+        });
+        Self { signal, items, losses: Arc::clone(losses) }
+    }
+
+    fn put(&self, item: T) {
+        if self.items.try_send(item).is_err() {
+            self.losses.full(self.signal);
+        }
+    }
+}
+
+/// Fills a batch. False at the end: stopped, and nothing is left.
+async fn next<T>(
+    waiting: &mut mpsc::Receiver<T>,
+    batch: &mut Vec<T>,
+    delay: Duration,
+    stop: &CancellationToken,
+) -> bool {
+    let mut due = None;
+    while batch.len() < BATCH {
+        let late = async {
+            match due {
+                Some(due) => sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled(), if !waiting.is_closed() => waiting.close(),
+            got = waiting.recv_many(batch, BATCH - batch.len()) => match got {
+                0 => break,
+                _ => due = due.or_else(|| Some(Instant::now() + delay)),
+            },
+            () = late => break,
+        }
+    }
+    !batch.is_empty()
+}
+
+impl SpanProcessor for Queue<SpanData> {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        self.put(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+/// A log record with the scope that it was written in.
+pub(super) type Record = (SdkLogRecord, InstrumentationScope);
+
+impl LogProcessor for Queue<Record> {
+    fn emit(&self, record: &mut SdkLogRecord, scope: &InstrumentationScope) {
+        self.put((record.clone(), scope.clone()));
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
