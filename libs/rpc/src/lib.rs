@@ -5,9 +5,11 @@
 //! store; errors cross a hop as `google.rpc.Status` (see `rialto_a2a::Error::to_status`).
 
 mod network;
+mod trace;
 mod transport;
 
 pub use network::Target;
+pub use trace::Traced;
 pub use transport::{MAX_MESSAGE_BYTES, Transport};
 
 /// The official gRPC binding: `lf.a2a.v1.A2AService`.
@@ -19,12 +21,15 @@ pub mod a2a {
 /// The contract of task-store.
 #[expect(clippy::allow_attributes, reason = "generated code")]
 pub mod tasks {
-    use super::{MAX_MESSAGE_BYTES, Transport};
+    use super::{MAX_MESSAGE_BYTES, Traced, Transport};
 
     tonic::include_proto!("rialto.tasks.v1");
 
     /// A client of task-store, whatever it is reached by.
     pub type TaskStoreClient = task_store_client::TaskStoreClient<Transport>;
+
+    /// A server of task-store, as [`server`] makes it.
+    pub type Server<T> = Traced<task_store_server::TaskStoreServer<T>>;
 
     /// Makes a client with the message limits that all of Rialto uses.
     #[must_use]
@@ -36,9 +41,10 @@ pub mod tasks {
 
     /// Makes a server with the message limits that all of Rialto uses.
     #[must_use]
-    pub fn server<T: task_store_server::TaskStore>(service: T) -> task_store_server::TaskStoreServer<T> {
-        task_store_server::TaskStoreServer::new(service)
+    pub fn server<T: task_store_server::TaskStore>(service: T) -> Server<T> {
+        let server = task_store_server::TaskStoreServer::new(service)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        Traced::new(server)
     }
 }

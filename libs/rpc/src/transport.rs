@@ -9,6 +9,9 @@ use tonic::{
     codegen::{BoxFuture, Service, StdError},
 };
 use tower::{ServiceExt as _, util::BoxCloneSyncService};
+use tracing::Instrument as _;
+
+use crate::trace;
 
 /// The largest message of any internal call: a task at its size limit (16 MiB), with room for its envelope.
 pub const MAX_MESSAGE_BYTES: usize = 24 << 20;
@@ -54,7 +57,18 @@ impl Service<Request> for Transport {
         self.0.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
-        self.0.call(request)
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        let span = trace::client(&mut request);
+        let call = self.0.call(request);
+        if span.is_disabled() {
+            return call;
+        }
+        let noted = span.clone();
+        let traced = async move {
+            let answer = call.await;
+            trace::answered(&noted, answer.as_ref().ok());
+            answer
+        };
+        Box::pin(traced.instrument(span))
     }
 }

@@ -5,4 +5,5 @@
 pub mod chaos;
 pub mod cluster;
 pub mod llm;
+pub mod otlp;
 pub mod redis;

@@ -6,13 +6,13 @@ use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use rialto_a2a::{Error, Kind, Result, v1::AgentExtension, v03};
+use rialto_runtime::telemetry::trace;
 use tokio::time::Instant;
 
 use crate::{EVENT_NUMBER, agents::Agent};
 
 pub(crate) const A2A_VERSION: HeaderName = HeaderName::from_static("a2a-version");
 pub(crate) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// A version of the protocol.
@@ -92,7 +92,7 @@ pub(crate) struct Call {
     declared: Vec<bool>,
     /// When the client stops waiting.
     pub(crate) deadline: Option<Instant>,
-    /// A valid W3C `traceparent`, or nothing.
+    /// The `traceparent` that its turn continues, or nothing.
     pub(crate) traceparent: String,
     /// Number of the last event that the client knows.
     pub(crate) last_event: Option<u64>,
@@ -126,7 +126,7 @@ impl Call {
             agent,
             version,
             deadline: headers.get(GRPC_TIMEOUT).and_then(grpc_timeout).map(|timeout| Instant::now() + timeout),
-            traceparent: traceparent(headers).unwrap_or_default().to_owned(),
+            traceparent: traceparent(headers),
             last_event: last_event(headers)?,
         })
     }
@@ -198,27 +198,10 @@ fn wrong_event() -> Error {
     Error::invalid("Last-Event-ID", "expected the number of an event, as in its `id`")
 }
 
-/// A `traceparent` that W3C Trace Context would accept; anything else is as good as none.
-fn traceparent(headers: &HeaderMap) -> Option<&str> {
-    let mut all = headers.get_all(TRACEPARENT).iter();
-    let (Some(one), None) = (all.next(), all.next()) else { return None };
-    let text = one.to_str().ok()?;
-    let is_hex = |text: &str, len: usize| {
-        text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    };
-    let mut fields = text.splitn(5, '-');
-    let (version, trace, parent, flags) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-    let valid = is_hex(version, 2)
-        && version != "ff"
-        && is_hex(trace, 32)
-        && trace.bytes().any(|b| b != b'0')
-        && is_hex(parent, 16)
-        && parent.bytes().any(|b| b != b'0')
-        && is_hex(flags, 2)
-        // Later versions may append fields; this one has none.
-        && (version != "00" || fields.next().is_none())
-        && text.len() <= 512;
-    valid.then_some(text)
+/// Where in its trace the request stands: our own span if there is one, or else the client's.
+fn traceparent(headers: &HeaderMap) -> String {
+    let context = trace::current().or_else(|| trace::extract(headers));
+    context.as_ref().map(trace::traceparent).unwrap_or_default()
 }
 
 /// `grpc-timeout`: at most eight digits and a unit.
@@ -309,27 +292,6 @@ mod tests {
         }
         assert!(of(Version::V1, &[]).is_empty());
         assert!(of(Version::V1, &[("x-a2a-extensions", "urn:a")]).is_empty());
-    }
-
-    #[test]
-    fn a_malformed_traceparent_is_as_good_as_none() {
-        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
-        let of = |value: &str| traceparent(&headers(&[("traceparent", value)])).map(str::to_owned);
-        assert_eq!(of(good).as_deref(), Some(good));
-        let later = format!("01{}-more", &good[2..]);
-        assert_eq!(of(&later), Some(later));
-        for bad in [
-            "00-0-0-00",
-            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
-            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
-            "",
-        ] {
-            assert_eq!(of(bad), None, "{bad}");
-        }
-        assert_eq!(traceparent(&headers(&[("traceparent", good), ("traceparent", good)])), None);
     }
 
     #[test]

@@ -34,7 +34,7 @@ use tokio_util::{
 use tonic::Streaming;
 
 use self::source::Source;
-use crate::{EVENT_NUMBER, call::Call};
+use crate::{EVENT_NUMBER, call::Call, observe::OpenStream};
 
 /// A reader that has not asked for more in this time holds no stream inside the platform.
 const STALLED: Duration = Duration::from_secs(1);
@@ -117,6 +117,7 @@ impl Follower {
             stop: Box::pin(self.stop.clone().cancelled_owned()),
             idle: (follow == Follow::Task).then(|| Idle::new(self.subscription_idle)),
             over: false,
+            open: OpenStream::new(),
             _permit: permit,
         };
         // A snapshot comes at once; the next event after a given one may take for ever.
@@ -173,6 +174,7 @@ pub(crate) struct Events {
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     idle: Option<Idle>,
     over: bool,
+    open: OpenStream,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -223,6 +225,7 @@ impl Events {
                 {
                     write_number(event, update.number);
                 }
+                self.open.count();
                 Poll::Ready(Some(Step::Update(update)))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Step::Failed(error))),

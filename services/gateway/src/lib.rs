@@ -12,6 +12,7 @@ mod card;
 mod cors;
 mod follow;
 mod forwarded;
+mod observe;
 mod operations;
 mod sse;
 

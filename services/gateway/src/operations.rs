@@ -24,7 +24,7 @@ use rialto_runtime::config::Config;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Response, Status, Streaming};
-use tracing::{error, warn};
+use tracing::{Instrument as _, error, warn};
 use uuid::Uuid;
 
 use crate::{
@@ -277,13 +277,14 @@ impl Operations {
     /// Stores a message. The call outlives a caller that hangs up: from here on the message counts.
     async fn send(&self, send: SendRequest) -> Result<Streaming<Update>> {
         let tasks = self.tasks.clone();
-        let sent = self.tracker.spawn(async move {
+        let sending = async move {
             retried(tasks, |mut tasks| {
                 let send = send.clone();
                 async move { tasks.send(send).await }
             })
             .await
-        });
+        };
+        let sent = self.tracker.spawn(sending.in_current_span());
         sent.await.unwrap_or_else(|panicked| {
             error!(error = %panicked, "a send panicked");
             Err(Error::internal())

@@ -213,8 +213,10 @@ pub(crate) fn run() -> ExitCode {
     // A second call in one process finds its own work done.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let command = Cli::parse().command;
-    let serves = matches!(command, Command::Dev(_) | Command::Serve(_));
-    telemetry::init(telemetry::Format::from_env(), if serves { "info" } else { "warn" });
+    // Servers start their telemetry when they know their configuration.
+    if !matches!(command, Command::Dev(_) | Command::Serve(_)) {
+        telemetry::init(telemetry::Format::from_env(), "warn");
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(2, &format!("cannot start threads: {error}")),

@@ -33,6 +33,7 @@ use crate::{
     agents::{Agent, Agents},
     call::{Call, Version},
     follow::{Events, Step},
+    observe::Operation,
     operations::Operations,
 };
 
@@ -104,7 +105,12 @@ impl Grpc {
         let (mut parts, body) = request.into_parts();
         let host = super::host(&parts).map(str::to_owned);
         let path = parts.uri.path();
-        let service = path.rsplit_once('/').map_or("", |(service, _)| service);
+        let (service, method) = path.rsplit_once('/').unwrap_or_default();
+        let operation = match service.trim_start_matches('/') {
+            "grpc.health.v1.Health" => Operation::new("Health"),
+            service if service.ends_with(SERVICE_NAME) => Operation::new(method),
+            _ => Operation::new("unknown"),
+        };
         let response = match service.strip_suffix(SERVICE_NAME).and_then(|before| before.strip_suffix('/')) {
             Some(mount) => {
                 let target = Target { host, mount: mount.to_owned() };
@@ -121,7 +127,9 @@ impl Grpc {
             None => self.others.clone().call(Request::from_parts(parts, body)).await,
         };
         let response = response.unwrap_or_else(|never: Infallible| match never {});
-        self.explain(response)
+        let mut response = self.explain(response);
+        operation.note(&mut response);
+        response
     }
 
     /// Puts what tonic itself refuses into the terms of the protocol.

@@ -21,6 +21,7 @@ use super::{Doors, JSON, Reply, check_content_type, echo_extensions, json, rest:
 use crate::{
     agents::Agent,
     call::{Call, Version},
+    observe::{self, Operation},
     sse::{self, Framing},
 };
 
@@ -76,15 +77,26 @@ impl Method {
 
     fn refuse(self, agent: &Agent, id: &str, error: &Error) -> Response<Body> {
         let response = refuse(id, self.version(), error);
-        match self {
+        let mut response = match self {
             // The SDKs of 0.3 read nothing but events in answer to what streams.
             Self::Legacy(v03::Method::SendStreamingMessage | v03::Method::SubscribeToTask)
                 if response.status() == StatusCode::OK =>
             {
-                sse::refuse(&self.framing(agent, id), error)
+                let mut response = sse::refuse(&self.framing(agent, id), error);
+                observe::refused(error.kind, &mut response);
+                response
             }
             _ => response,
-        }
+        };
+        self.operation().note(&mut response);
+        response
+    }
+
+    fn operation(self) -> Operation {
+        Operation::new(match self {
+            Self::Current(method) => method.name(),
+            Self::Legacy(method) => method.operation(),
+        })
     }
 }
 
@@ -127,6 +139,7 @@ pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, parts: &Parts, bod
         Err(error) => method.refuse(agent, id, &error),
     };
     echo_extensions(&call, response.headers_mut());
+    method.operation().note(&mut response);
     response
 }
 
@@ -204,6 +217,7 @@ fn refuse(id: &str, version: Version, error: &Error) -> Response<Body> {
     let status = if TELLING.contains(&http) { http } else { 200 };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
     let mut response = json(status, JSON, self::error(id, version, error));
+    observe::refused(error.kind, &mut response);
     retry_after(error, &mut response);
     response
 }

@@ -27,6 +27,7 @@ use crate::{
     cors::{self, Cors},
     follow::Events,
     forwarded::Forwarded,
+    observe::{self, Operation, observed},
     operations::Operations,
 };
 
@@ -85,16 +86,19 @@ impl Doors {
 
     async fn answer(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
         if grpc::is_grpc(request.headers()) {
-            return AssertUnwindSafe(self.grpc.answer(request)).catch_unwind().await.unwrap_or_else(|_| {
+            let answer = AssertUnwindSafe(self.grpc.answer(request)).catch_unwind().await;
+            let response = answer.unwrap_or_else(|_| {
                 error!("a gRPC call panicked");
                 Error::internal().to_status().into_http()
             });
+            return observe::by("grpc", response);
         }
         let origin = request.headers().get(header::ORIGIN).cloned();
         if origin.is_some() && request.method() == Method::OPTIONS {
             let (parts, body) = request.into_parts();
             let public = self.is_public(&parts);
-            if let Some(response) = self.cors.preflight(&parts.method, &parts.headers, public) {
+            if let Some(mut response) = self.cors.preflight(&parts.method, &parts.headers, public) {
+                Operation::new("Preflight").note(&mut response);
                 return response;
             }
             return self.http(Request::from_parts(parts, body)).await;
@@ -119,12 +123,12 @@ impl Doors {
         };
         match rest {
             "" | "/" => match parts.method {
-                Method::POST => jsonrpc::answer(self, agent, &parts, body).await,
+                Method::POST => observe::by("jsonrpc", jsonrpc::answer(self, agent, &parts, body).await),
                 _ => not_allowed("POST"),
             },
             CARD => self.card(agent, &parts),
             HEALTH => health(&parts.method),
-            _ => rest::answer(self, agent, rest, &parts, body).await,
+            _ => observe::by("rest", rest::answer(self, agent, rest, &parts, body).await),
         }
     }
 
@@ -142,7 +146,11 @@ impl Doors {
         let peer = parts.extensions.get::<Peer>().map(|peer| peer.addr.ip());
         let base = self.forwarded.base(&parts.headers, peer, agent.host.as_deref());
         match agent.card.at(agent, &base) {
-            Ok(card) => cors::open(card.respond(&parts.headers, agent.max_age_secs, self.started)),
+            Ok(card) => {
+                let mut response = cors::open(card.respond(&parts.headers, agent.max_age_secs, self.started));
+                Operation::new("AgentCard").note(&mut response);
+                response
+            }
             Err(error) => refuse(&error),
         }
     }
@@ -170,7 +178,10 @@ fn body_timed_out() -> Error {
 
 pub(crate) fn router(doors: Arc<Doors>) -> Router {
     // Paths with a colon, an encoded slash, a tenant in front: the routes of A2A are not those of a path router.
-    Router::new().fallback(move |request: Request<Body>| Arc::clone(&doors).answer(request))
+    Router::new().fallback(move |request: Request<Body>| {
+        let doors = Arc::clone(&doors);
+        observed(request, |request| doors.answer(request))
+    })
 }
 
 /// What the client called us.
@@ -183,7 +194,9 @@ fn health(method: &Method) -> Response<Body> {
     if method != Method::GET && method != Method::HEAD {
         return not_allowed("GET, HEAD");
     }
-    cors::open(json(StatusCode::OK, JSON, r#"{"status":"healthy"}"#))
+    let mut response = cors::open(json(StatusCode::OK, JSON, r#"{"status":"healthy"}"#));
+    Operation::new("Health").note(&mut response);
+    response
 }
 
 fn json(status: StatusCode, media_type: HeaderValue, body: impl Into<Body>) -> Response<Body> {
@@ -198,6 +211,7 @@ fn refuse(error: &Error) -> Response<Body> {
     let (status, body) = error.to_rest();
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(status, JSON, body.to_string());
+    observe::refused(error.kind, &mut response);
     retry_after(error, &mut response);
     response
 }

@@ -25,6 +25,7 @@ use super::{A2A_JSON, Doors, JSON, Reply, check_content_type, echo_extensions, e
 use crate::{
     agents::Agent,
     call::{Call, Version},
+    observe::Operation,
     sse::{self, Framing},
 };
 
@@ -51,6 +52,24 @@ impl Route {
             Self::Subscribe(_) | Self::PushConfigs(_) => "GET, POST",
             Self::PushConfig(..) => "GET, DELETE",
         }
+    }
+}
+
+impl Route {
+    fn operation(&self, verb: &Method) -> Operation {
+        Operation::new(match self {
+            Self::Send => "SendMessage",
+            Self::Stream => "SendStreamingMessage",
+            Self::Tasks => "ListTasks",
+            Self::Task(_) => "GetTask",
+            Self::Cancel(_) => "CancelTask",
+            Self::Subscribe(_) => "SubscribeToTask",
+            Self::PushConfigs(_) if verb == Method::POST => "CreateTaskPushNotificationConfig",
+            Self::PushConfigs(_) => "ListTaskPushNotificationConfigs",
+            Self::PushConfig(..) if verb == Method::DELETE => "DeleteTaskPushNotificationConfig",
+            Self::PushConfig(..) => "GetTaskPushNotificationConfig",
+            Self::ExtendedCard => "GetExtendedAgentCard",
+        })
     }
 }
 
@@ -170,10 +189,15 @@ pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, path: &str, parts:
     if !route.allow().split(", ").any(|verb| verb == parts.method.as_str()) {
         return not_allowed(route.allow());
     }
+    let operation = route.operation(&parts.method);
     let version = parts.uri.query().and_then(version_in_query);
     let call = match Call::new(Arc::clone(agent), Version::V1, tenant, &parts.headers, version.as_deref()) {
         Ok(call) => call,
-        Err(error) => return refuse(&error),
+        Err(error) => {
+            let mut response = refuse(&error);
+            operation.note(&mut response);
+            return response;
+        }
     };
     let mut response = match run(doors, &call, route, parts, body).await {
         Ok(Reply::Whole(bytes)) => json(StatusCode::OK, media_type(&parts.headers), bytes),
@@ -181,6 +205,7 @@ pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, path: &str, parts:
         Err(error) => refuse(&error),
     };
     echo_extensions(&call, response.headers_mut());
+    operation.note(&mut response);
     response
 }
 

@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use rialto_a2a::Error;
-use rialto_rpc::tasks::task_store_server::TaskStoreServer;
+use rialto_rpc::tasks::Server;
 use rialto_task_store::TaskStore;
 use tonic::{
     body::Body,
@@ -19,11 +19,11 @@ use tonic::{
 
 /// A server that says UNAVAILABLE until there is one.
 #[derive(Clone, Default)]
-pub(super) struct Gate(Arc<OnceLock<TaskStoreServer<TaskStore>>>);
+pub(super) struct Gate(Arc<OnceLock<Server<TaskStore>>>);
 
 impl Gate {
     /// From here on, calls are answered.
-    pub(super) fn open(&self, server: TaskStoreServer<TaskStore>) {
+    pub(super) fn open(&self, server: Server<TaskStore>) {
         // A second one would be another view of the same store; the first one is as good.
         drop(self.0.set(server));
     }

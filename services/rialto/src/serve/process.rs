@@ -20,6 +20,7 @@ use rialto_rpc::{
 use rialto_runtime::{
     config::Config,
     supervise::{Failure, Signals, Supervisor},
+    telemetry,
 };
 use rialto_store::Engine;
 use rialto_task_store::TaskStore;
@@ -43,6 +44,9 @@ use crate::{
 /// After the grace for running work: time to hand back what did not end.
 const HAND_BACK: Duration = Duration::from_secs(4);
 
+/// At the end: time to hand the last spans to a collector.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
+
 /// Between two looks whether the process is ready.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -61,6 +65,17 @@ pub(crate) struct Services {
 impl Services {
     pub(crate) const ALL: Self = Self { gateway: true, task_store: true, agent_runner: true };
 
+    /// What the process is called in traces and metrics: `rialto`, or `rialto-` and its services.
+    fn identity(self) -> telemetry::Identity {
+        let mut service = "rialto".to_owned();
+        if self != Self::ALL {
+            let all =
+                [(self.gateway, "-gateway"), (self.task_store, "-task-store"), (self.agent_runner, "-agent-runner")];
+            service.extend(all.into_iter().filter(|(runs, _)| *runs).map(|(_, name)| name));
+        }
+        telemetry::Identity { service, version: env!("CARGO_PKG_VERSION") }
+    }
+
     /// Runners claim their work from the store.
     const fn use_store(self) -> bool {
         self.task_store || self.agent_runner
@@ -73,15 +88,21 @@ impl Services {
 
 /// Runs a process to its end. `greet` is told the URL of the process before `ready: <url>` is printed.
 pub(crate) async fn run(config: Config, services: Services, greet: impl FnOnce(&Config, &str)) -> ExitCode {
+    let telemetry = match telemetry::start(&config.telemetry, services.identity(), telemetry::Format::from_env()) {
+        Ok(telemetry) => telemetry,
+        Err(problem) => return fail(2, &problem),
+    };
     // As set in the shell is often 1024, which is less than the connections that are served.
     if let Err(error) = raise_file_limit() {
         warn!(%error, "cannot raise the limit of open files");
     }
-    match Box::pin(serve(config, services, greet)).await {
+    let code = match Box::pin(serve(config, services, greet)).await {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => fail(1, &failure.to_string()),
         Err(problem) => fail(2, &problem),
-    }
+    };
+    telemetry.stop(LAST_EXPORT).await;
+    code
 }
 
 /// The outer error is one of starting, the inner one of running.

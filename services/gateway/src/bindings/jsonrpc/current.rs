@@ -26,22 +26,27 @@ pub(super) enum Method {
     GetExtendedCard,
 }
 
+const NAMES: [(&str, Method); 11] = [
+    ("SendMessage", Method::SendMessage),
+    ("SendStreamingMessage", Method::SendStreamingMessage),
+    ("GetTask", Method::GetTask),
+    ("ListTasks", Method::ListTasks),
+    ("CancelTask", Method::CancelTask),
+    ("SubscribeToTask", Method::SubscribeToTask),
+    ("CreateTaskPushNotificationConfig", Method::CreatePushConfig),
+    ("GetTaskPushNotificationConfig", Method::GetPushConfig),
+    ("ListTaskPushNotificationConfigs", Method::ListPushConfigs),
+    ("DeleteTaskPushNotificationConfig", Method::DeletePushConfig),
+    ("GetExtendedAgentCard", Method::GetExtendedCard),
+];
+
 impl Method {
     pub(super) fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "SendMessage" => Self::SendMessage,
-            "SendStreamingMessage" => Self::SendStreamingMessage,
-            "GetTask" => Self::GetTask,
-            "ListTasks" => Self::ListTasks,
-            "CancelTask" => Self::CancelTask,
-            "SubscribeToTask" => Self::SubscribeToTask,
-            "CreateTaskPushNotificationConfig" => Self::CreatePushConfig,
-            "GetTaskPushNotificationConfig" => Self::GetPushConfig,
-            "ListTaskPushNotificationConfigs" => Self::ListPushConfigs,
-            "DeleteTaskPushNotificationConfig" => Self::DeletePushConfig,
-            "GetExtendedAgentCard" => Self::GetExtendedCard,
-            _ => return None,
-        })
+        NAMES.iter().find(|(known, _)| *known == name).map(|(_, method)| *method)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| *name)
     }
 }
 
