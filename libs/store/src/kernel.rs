@@ -401,7 +401,8 @@ pub struct Consumer {
     pub name: String,
     /// Entries of the stream that it owns.
     pub pending: u64,
-    /// Time since it last claimed, or showed another sign of life. A claim that waits is as old as its beginning.
+    /// Time since it last claimed, or showed another sign of life. A consumer that claims again and
+    /// again, and finds nothing, is silent for as long as its lease at most.
     pub idle: Duration,
 }
 

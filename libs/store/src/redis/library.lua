@@ -13,6 +13,9 @@ local call, pcall
 local GROUP = 'workers'
 local HANDED_BACK = 'handed-back'
 
+-- After every entry that there will be. (The very last id means '>' to XREADGROUP.)
+local LAST = '18446744073709551615-0'
+
 local function clock()
     local time = call('TIME')
     return tonumber(time[1]), tonumber(time[2])
@@ -348,6 +351,8 @@ local function claim(KEYS, ARGV)
         at = at + 1 + lost
 
         if lease > 0 then
+            -- Up to Redis 7.0 who reads nothing is not seen; who asks for what it owns is, whatever that is.
+            call('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', '1', 'STREAMS', stream, LAST)
             if room > 0 then
                 for _, row in ipairs(pending_rows(stream, 'IDLE', lease, '-', '+', room + 100)) do
                     if room > 0 and row[2] ~= consumer then

@@ -383,7 +383,8 @@ pub async fn consumers_are_known_with_what_they_own(engine: Arc<dyn Engine>) {
     assert_eq!(owned().await, [], "who appends is no consumer");
     home.take("s", "b", 2).await;
     home.take("s", "a", 1).await;
-    home.take("s", "c", 1).await;
+    let waits = Claim { wait: SHORT, ..home.claim("s", "c", 1) };
+    assert_eq!(home.engine.claim(&waits).await.unwrap(), []);
     assert_eq!(owned().await, [owned_by("a", 1), owned_by("b", 2), owned_by("c", 0)]);
     home.batch().hand_back("s", ids[0]).ack("s", ids[1]).commit().await.unwrap();
     assert_eq!(owned().await, [owned_by("a", 1), owned_by("b", 0), owned_by("c", 0)]);
