@@ -36,9 +36,8 @@ use crate::clock::{Active, Clock, Verdict, Watched};
 const BACKLOG: u32 = 1024;
 /// An HTTP/1.1 connection without a request is closed after this.
 const IDLE: Duration = Duration::from_secs(75);
-/// A silent HTTP/2 peer is pinged this often, and given up when it does not answer.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Tries of the kernel's keep-alive within [`Limits::ping_timeout`].
+const PROBES: u32 = 3;
 /// What one answer may hold in memory while its reader is slow.
 const SEND_BUFFER: usize = 64 << 10;
 /// What one HTTP/2 stream, and all streams of a connection, may send us unread.
@@ -72,6 +71,13 @@ pub struct Limits {
     pub streams_per_connection: u32,
     /// Time to receive the head of a request.
     pub header_timeout: Duration,
+    /// A peer that was silent for this long is asked whether it is still there: by a PING of HTTP/2, by the kernel's
+    /// keep-alive on connections that wait for nothing. In whole seconds for the latter.
+    pub ping_interval: Duration,
+    /// One that does not answer within this is given up, and its requests with it.
+    pub ping_timeout: Duration,
+    /// So is one that takes nothing of what was sent for this long: it is gone, or does not read.
+    pub send_timeout: Duration,
 }
 
 /// The other end of the connection that a request came by; an extension of every request.
@@ -134,7 +140,7 @@ impl Listener {
                         continue;
                     }
                 };
-                tune(&tcp);
+                tune(&tcp, &limits);
                 let (server, cut) = (Arc::clone(&server), cut.clone());
                 connections.spawn(async move {
                     cut.run_until_cancelled(server.connection(tcp, addr, slot)).await;
@@ -169,11 +175,18 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// Small answers leave at once; a peer that vanished from a silent connection is noticed.
-fn tune(tcp: &TcpStream) {
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10)).with_retries(3);
-    let tuned = tcp.set_nodelay(true).and_then(|()| SockRef::from(tcp).set_tcp_keepalive(&keepalive));
+/// Small answers leave at once; a peer that vanished is noticed.
+fn tune(tcp: &TcpStream, limits: &Limits) {
+    let second = Duration::from_secs(1);
+    let keepalive = TcpKeepalive::new()
+        .with_time(limits.ping_interval.max(second))
+        .with_interval((limits.ping_timeout / PROBES).max(second))
+        .with_retries(PROBES);
+    let socket = SockRef::from(tcp);
+    let tuned = tcp.set_nodelay(true).and_then(|()| socket.set_tcp_keepalive(&keepalive));
+    // An event stream that nobody reads any more still has comments to send, so that the keep-alive never runs.
+    #[cfg(target_os = "linux")]
+    let tuned = tuned.and_then(|()| socket.set_tcp_user_timeout(Some(limits.send_timeout)));
     if let Err(error) = tuned {
         debug!(%error, "cannot tune a connection");
     }
@@ -186,8 +199,8 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     http.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(SEND_BUFFER);
     http.http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_interval(limits.ping_interval)
+        .keep_alive_timeout(limits.ping_timeout)
         .max_concurrent_streams(limits.streams_per_connection)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

@@ -11,7 +11,11 @@ use axum::{
 };
 use bytes::Bytes;
 use futures::stream;
+use http_body_util::Empty;
+use hyper::{Request, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rialto_net::{BindError, BodyError, Limits, Listener, Peer};
+use rialto_testkit::chaos::ChaosProxy;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -35,7 +39,14 @@ struct Server {
 
 impl Server {
     async fn start(change: impl FnOnce(&mut Limits), grace: Duration) -> Self {
-        let mut limits = Limits { connections: 16, streams_per_connection: 4, header_timeout: Duration::from_secs(5) };
+        let mut limits = Limits {
+            connections: 16,
+            streams_per_connection: 4,
+            header_timeout: Duration::from_secs(5),
+            ping_interval: Duration::from_secs(20),
+            ping_timeout: Duration::from_secs(10),
+            send_timeout: Duration::from_secs(120),
+        };
         change(&mut limits);
         let (go, asked) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (let_go, was_asked) = (Arc::clone(&go), Arc::clone(&asked));
@@ -51,6 +62,14 @@ impl Server {
             )
             .route("/endless", get(|| async { Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()) }))
             .route("/hang", get(pending::<()>))
+            .route(
+                "/flood",
+                get(|| async {
+                    Body::from_stream(stream::repeat_with(|| {
+                        Ok::<_, Infallible>(Bytes::from_static(&[b'x'; 64 << 10]))
+                    }))
+                }),
+            )
             .route(
                 "/read",
                 post(|headers: HeaderMap, body: Body| async move {
@@ -238,14 +257,11 @@ async fn bodies_are_bounded_and_refusals_are_read_by_who_still_writes() {
 #[tokio::test]
 async fn http2_is_spoken_without_upgrade_and_says_goodbye() {
     let server = Server::start(|_| {}, PATIENCE).await;
-    let io = hyper_util::rt::TokioIo::new(server.connect().await);
-    let (mut client, connection) =
-        hyper::client::conn::http2::handshake(hyper_util::rt::TokioExecutor::new(), io).await.unwrap();
+    let io = TokioIo::new(server.connect().await);
+    let (mut client, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     let tasks = TaskTracker::new();
     let connection = tasks.spawn(connection);
-    let ask = |path: &str| {
-        hyper::Request::get(format!("http://x{path}")).body(http_body_util::Empty::<Bytes>::new()).unwrap()
-    };
+    let ask = |path: &str| Request::get(format!("http://x{path}")).body(Empty::<Bytes>::new()).unwrap();
     assert_eq!(client.send_request(ask("/")).await.unwrap().status(), 200);
     let waiting = client.send_request(ask("/wait"));
     let waiting = tasks.spawn(waiting);
@@ -256,4 +272,45 @@ async fn http2_is_spoken_without_upgrade_and_says_goodbye() {
     drop(client);
     timeout(PATIENCE, connection).await.expect("closed by the server").unwrap().unwrap();
     server.ended().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_vanished_from_a_silent_connection_keeps_its_slot() {
+    let limits = |limits: &mut Limits| {
+        limits.connections = 1;
+        (limits.ping_interval, limits.ping_timeout) = (Duration::from_millis(200), Duration::from_millis(200));
+    };
+    let server = Server::start(limits, PATIENCE).await;
+    let proxy = ChaosProxy::start(server.addr).await.unwrap();
+    let io = TokioIo::new(TcpStream::connect(proxy.address()).await.unwrap());
+    let (mut client, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    let tasks = TaskTracker::new();
+    tasks.spawn(connection);
+    let endless = Request::get("http://x/endless").body(Empty::<Bytes>::new()).unwrap();
+    let answer = client.send_request(endless).await.unwrap();
+    // Pings are answered: nothing happens for many intervals.
+    let mut second = server.connect().await;
+    send(&mut second, GET).await;
+    let mut byte = [0];
+    assert!(timeout(Duration::from_secs(2), second.read(&mut byte)).await.is_err(), "the slot is still taken");
+    proxy.stall();
+    until(&mut second, &server.addr.ip().to_string()).await;
+    drop(answer);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_reader_that_reads_nothing_keeps_its_slot() {
+    let limits = |limits: &mut Limits| (limits.connections, limits.send_timeout) = (1, Duration::from_millis(500));
+    let server = Server::start(limits, PATIENCE).await;
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stalled = socket.connect(server.addr).await.unwrap();
+    send(&mut stalled, &GET.replace("/ ", "/flood ")).await;
+    let mut byte = [0];
+    stalled.read_exact(&mut byte).await.unwrap();
+    let mut second = server.connect().await;
+    send(&mut second, GET).await;
+    until(&mut second, &server.addr.ip().to_string()).await;
+    drop(stalled);
 }

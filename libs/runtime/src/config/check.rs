@@ -183,6 +183,9 @@ impl Rules {
             ("blocking-timeout", limits.blocking_timeout),
             ("subscription-idle", limits.subscription_idle),
             ("keep-alive", limits.keep_alive),
+            ("ping-interval", limits.ping_interval),
+            ("ping-timeout", limits.ping_timeout),
+            ("send-timeout", limits.send_timeout),
         ] {
             self.positive(&format!("limits.{key}"), span);
         }

@@ -401,6 +401,12 @@ pub struct Limits {
     pub subscription_idle: Span,
     /// Silence on an event stream before a keep-alive comment.
     pub keep_alive: Span,
+    /// Silence of a client before it is asked whether it is still there (HTTP/2 PING, TCP keep-alive).
+    pub ping_interval: Span,
+    /// A client that does not answer that is given up after this.
+    pub ping_timeout: Span,
+    /// So is one that takes nothing of what is sent to it for this long.
+    pub send_timeout: Span,
 }
 
 fn root() -> String {
@@ -552,6 +558,9 @@ impl Default for Limits {
             blocking_timeout: Span::secs(600),
             subscription_idle: Span::secs(3600),
             keep_alive: Span::secs(4),
+            ping_interval: Span::secs(20),
+            ping_timeout: Span::secs(10),
+            send_timeout: Span::secs(120),
         }
     }
 }

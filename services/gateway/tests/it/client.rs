@@ -78,6 +78,9 @@ impl Server {
             connections: config.limits.connections,
             streams_per_connection: config.limits.streams_per_connection,
             header_timeout: config.limits.header_timeout.0,
+            ping_interval: config.limits.ping_interval.0,
+            ping_timeout: config.limits.ping_timeout.0,
+            send_timeout: config.limits.send_timeout.0,
         };
         tracker.spawn(listener.serve(gateway.router(), limits, stop.clone(), Duration::from_secs(5)));
         Self { addr, store, stop, tracker }

@@ -3,15 +3,18 @@
 use std::{error::Error as _, fmt::Write as _, net::IpAddr};
 
 use bytes::Bytes;
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, stream, stream::BoxStream};
 use reqwest::{
     RequestBuilder, Response,
     header::{ACCEPT, CONTENT_TYPE, HeaderValue},
 };
+use rialto_net::sse::{Event, Parser};
 use tokio::time::timeout;
 use url::{Host, Url};
 
-use super::{Answered, CONNECT, EVENT_NUMBER, Failure, MAX_ANSWER, Result, SILENCE, VERSION, sse};
+use super::{Answered, CONNECT, EVENT_NUMBER, Failure, MAX_ANSWER, Result, SILENCE, VERSION};
+
+pub(super) type Events = BoxStream<'static, Result<Event>>;
 
 /// An interface of an agent, reached over HTTP.
 #[derive(Clone, Debug)]
@@ -65,7 +68,7 @@ impl Http {
     }
 
     /// Sends a request for an event stream; anything but a stream comes back as the second.
-    pub(super) async fn open(&self, request: RequestBuilder) -> Result<Result<sse::Events, Response>> {
+    pub(super) async fn open(&self, request: RequestBuilder) -> Result<Result<Events, Response>> {
         let request =
             request.header(ACCEPT, "text/event-stream, application/json").header("a2a-extensions", EVENT_NUMBER);
         let response = self.send(request).await?;
@@ -75,14 +78,19 @@ impl Http {
         if !response.status().is_success() || !is_stream {
             return Ok(Err(response));
         }
-        let this = self.clone();
-        let chunks = stream::try_unfold((response, this), |(mut response, this)| async move {
-            let chunk = timeout(SILENCE, response.chunk()).await;
-            let chunk = chunk.map_err(|_| Failure::Unreachable(format!("{} fell silent", this.base)))?;
-            let chunk = chunk.map_err(|error| this.broken(&error))?;
-            Ok(chunk.map(|chunk| (chunk, (response, this))))
+        let start = (response, self.clone(), Parser::new(MAX_ANSWER));
+        let events = stream::try_unfold(start, |(mut response, this, mut parser)| async move {
+            loop {
+                if let Some(event) = parser.pop() {
+                    return Ok(Some((event, (response, this, parser))));
+                }
+                let chunk = timeout(SILENCE, response.chunk()).await;
+                let chunk = chunk.map_err(|_| Failure::Unreachable(format!("{} fell silent", this.base)))?;
+                let Some(chunk) = chunk.map_err(|error| this.broken(&error))? else { return Ok(None) };
+                parser.feed(&chunk).map_err(Failure::garbage)?;
+            }
         });
-        Ok(Ok(sse::events(chunks.boxed(), MAX_ANSWER)))
+        Ok(Ok(events.boxed()))
     }
 
     pub(super) async fn get_bytes(&self, path: &str, limit: usize) -> Result<Vec<u8>> {

@@ -9,7 +9,6 @@ mod grpc;
 mod http;
 mod jsonrpc;
 mod rest;
-mod sse;
 
 use std::{fmt, time::Duration};
 

@@ -254,6 +254,9 @@ impl Process {
             connections: limits.connections,
             streams_per_connection: limits.streams_per_connection,
             header_timeout: limits.header_timeout.0,
+            ping_interval: limits.ping_interval.0,
+            ping_timeout: limits.ping_timeout.0,
+            send_timeout: limits.send_timeout.0,
         }
     }
 

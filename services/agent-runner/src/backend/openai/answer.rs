@@ -1,13 +1,14 @@
 //! The response: events of a stream, or one JSON document from an endpoint that does not stream.
 
 use reqwest::{Response, header::CONTENT_TYPE};
+use rialto_net::sse::Parser;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::sse::Parser;
-
 /// An answer in one document: what the answer's text may be (8 MiB), and what JSON adds.
 const MAX_DOCUMENT: usize = 12 << 20;
+/// The largest event; a piece of an answer is some hundred bytes.
+const MAX_EVENT: usize = 1 << 20;
 
 /// Why the rest of a response cannot be read.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl Answer {
             // Somebody else's page, such as a proxy's.
             "text/html" => return Err(Broken::Invalid("a web page".to_owned())),
             // Some endpoints name their streams wrong, or not at all.
-            _ => Form::Stream(Parser::default()),
+            _ => Form::Stream(Parser::new(MAX_EVENT)),
         };
         Ok(Self { response, form })
     }
@@ -59,9 +60,9 @@ impl Answer {
         match &mut self.form {
             Form::Stream(parser) => loop {
                 if let Some(event) = parser.pop() {
-                    return match event.trim_ascii() {
-                        b"[DONE]" => Ok(Some(Event::Done)),
-                        json => Ok(Some(Event::Chunk(Box::new(parse(json)?)))),
+                    return match event.data.trim_ascii() {
+                        "[DONE]" => Ok(Some(Event::Done)),
+                        json => Ok(Some(Event::Chunk(Box::new(parse(json.as_bytes())?)))),
                     };
                 }
                 match self.response.chunk().await.map_err(Broken::Connection)? {

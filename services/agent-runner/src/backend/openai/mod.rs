@@ -3,20 +3,20 @@
 mod answer;
 mod chat;
 mod failure;
-mod sse;
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
+use opentelemetry::KeyValue;
 use reqwest::{
     Client, Url,
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue},
     redirect::Policy,
 };
 use rialto_a2a::wkt::{Struct, Value};
-use rialto_runtime::Secret;
+use rialto_runtime::{Secret, telemetry::trace};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{Instrument as _, Span, field::Empty, info_span, warn};
 
@@ -25,6 +25,7 @@ use self::{
     failure::Failure,
 };
 use super::{AgentEvent, Backend, Crash, End, Events, Turn};
+use crate::observe::MODELS;
 
 /// OpenAI's own endpoint.
 pub const OPENAI: &str = "https://api.openai.com/v1";
@@ -147,7 +148,10 @@ impl Openai {
         loop {
             let mut spoken = false;
             let failure = match self.attempt(body.clone(), events, &mut spoken).await {
-                Ok(end) => return end,
+                Ok(end) => {
+                    self.took(started, None);
+                    return end;
+                }
                 Err(failure) => failure,
             };
             let Failure { end, kind, detail, transient, retry_after } = failure;
@@ -167,7 +171,8 @@ impl Openai {
                 "the model gave no answer"
             );
             let Some(pause) = pause else {
-                Span::current().record("error.type", kind);
+                Span::current().record("error.type", kind.as_str()).record("otel.status_code", "error");
+                self.took(started, Some(kind));
                 return match end {
                     // What was said cannot be unsaid, and another answer would not continue it.
                     End::Failed(_) if spoken => End::Failed("the model's answer was cut off".to_owned()),
@@ -260,17 +265,39 @@ impl Openai {
             // The endpoint's own words stay here.
             let known = ["stop", "length", "content_filter", "tool_calls", "function_call"];
             let reason = if known.contains(&reason) { reason } else { "other" };
-            Span::current().record("gen_ai.response.finish_reasons", reason);
+            trace::set_list("gen_ai.response.finish_reasons", vec![reason.into()]);
             let metadata: Struct = [("finishReason", reason)].into_iter().collect();
             events.send(AgentEvent::Metadata(metadata)).await;
         }
         let span = Span::current();
-        for (name, count) in [("gen_ai.usage.input_tokens", usage.input), ("gen_ai.usage.output_tokens", usage.output)]
-        {
+        for (name, of, count) in [
+            ("gen_ai.usage.input_tokens", "input", usage.input),
+            ("gen_ai.usage.output_tokens", "output", usage.output),
+        ] {
             if let Some(count) = count {
                 span.record(name, count);
+                let [operation, provider, model] = self.labels();
+                MODELS.tokens.record(count, &[operation, provider, model, KeyValue::new("gen_ai.token.type", of)]);
             }
         }
+        if let Some(count) = usage.cached_input {
+            span.record("gen_ai.usage.cache_read.input_tokens", count);
+        }
+    }
+
+    /// Notes how long an answer took, further tries included, or how long there was none.
+    fn took(&self, started: Instant, error: Option<String>) {
+        let error = error.map(|error| KeyValue::new("error.type", error));
+        let labels: Vec<_> = self.labels().into_iter().chain(error).collect();
+        MODELS.duration.record(started.elapsed().as_secs_f64(), &labels);
+    }
+
+    fn labels(&self) -> [KeyValue; 3] {
+        [
+            KeyValue::new("gen_ai.operation.name", "chat"),
+            KeyValue::new("gen_ai.provider.name", "openai"),
+            KeyValue::new("gen_ai.request.model", self.options.model.clone()),
+        ]
     }
 
     /// One answer of a model, by the GenAI semantic conventions.
@@ -283,15 +310,18 @@ impl Openai {
             "gen_ai.operation.name" = "chat",
             "gen_ai.provider.name" = "openai",
             "gen_ai.request.model" = model,
+            "gen_ai.request.temperature" = self.options.temperature,
+            "gen_ai.request.max_tokens" = self.options.max_output_tokens,
             "gen_ai.conversation.id" = turn.context_id,
             "server.address" = self.url.host_str(),
             "server.port" = self.url.port_or_known_default(),
             "gen_ai.response.id" = Empty,
             "gen_ai.response.model" = Empty,
-            "gen_ai.response.finish_reasons" = Empty,
             "gen_ai.usage.input_tokens" = Empty,
             "gen_ai.usage.output_tokens" = Empty,
+            "gen_ai.usage.cache_read.input_tokens" = Empty,
             "error.type" = Empty,
+            "otel.status_code" = Empty,
         )
     }
 }
