@@ -8,7 +8,7 @@ use std::{convert::Infallible, fmt, pin::Pin, sync::Arc};
 
 use axum::{
     body::Body,
-    http::{HeaderMap, Request, Response, Uri, header},
+    http::{HeaderMap, HeaderValue, Request, Response, Uri, header},
 };
 use futures::Stream;
 use rialto_a2a::{
@@ -36,6 +36,8 @@ use crate::{
     observe::Operation,
     operations::Operations,
 };
+
+const GRPC_ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     // Not `application/grpc-web`, which is another protocol.
@@ -142,6 +144,13 @@ impl Grpc {
             Some(b"11" | b"8") => too_large(self.limits.request_size),
             // Our own errors have details; these are tonic's.
             Some(b"13") => Error::new(Kind::Parse, "Invalid protobuf payload"),
+            Some(b"12") if headers.contains_key(GRPC_ACCEPT_ENCODING) => {
+                let error = Error::new(Kind::MethodNotFound, "Compressed messages are not supported");
+                let mut refused = error.to_status().into_http();
+                // By this clients know to try again without.
+                refused.headers_mut().insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+                return refused;
+            }
             Some(b"12") => Kind::MethodNotFound.into(),
             // The body failed: it took too long, or the client is gone and does not care.
             Some(b"2") => body_timed_out(),

@@ -9,7 +9,9 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts},
+    http::{
+        HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts, uri::Authority,
+    },
 };
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -85,6 +87,11 @@ impl Doors {
     }
 
     async fn answer(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
+        if request.version() == Version::HTTP_11
+            && let Err(error) = check_host(request.headers())
+        {
+            return refuse(&error);
+        }
         if grpc::is_grpc(request.headers()) {
             let answer = AssertUnwindSafe(self.grpc.answer(request)).catch_unwind().await;
             let response = answer.unwrap_or_else(|_| {
@@ -157,6 +164,7 @@ impl Doors {
 
     /// Reads a body within the limits.
     async fn read(&self, parts: &Parts, body: Body) -> Result<Bytes> {
+        check_encoding(&parts.headers)?;
         let Limits { request_size, body_timeout, .. } = self.limits;
         rialto_net::read(&parts.headers, body, request_size, body_timeout).await.map_err(|error| match error {
             BodyError::TooLarge(limit) => too_large(limit),
@@ -188,6 +196,21 @@ pub(crate) fn router(doors: Arc<Doors>) -> Router {
 fn host(parts: &Parts) -> Option<&str> {
     let in_header = || parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
     parts.uri.host().or_else(in_header)
+}
+
+/// HTTP/1.1 wants exactly one (RFC 9112 §3.2): who sends two may mean to be one host here and another one at a proxy.
+fn check_host(headers: &HeaderMap) -> Result<()> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let valid = |host: &HeaderValue| {
+        let is_authority = |authority: Authority| !authority.as_str().contains('@');
+        host.is_empty() || Authority::try_from(host.as_bytes()).is_ok_and(is_authority)
+    };
+    match (hosts.next(), hosts.next()) {
+        (Some(host), None) if valid(host) => Ok(()),
+        (None, _) => Err(Error::new(Kind::InvalidRequest, "The request has no Host header")),
+        (Some(_), Some(_)) => Err(Error::new(Kind::InvalidRequest, "The request has more than one Host header")),
+        (Some(_), None) => Err(Error::new(Kind::InvalidRequest, "The Host header is not valid")),
+    }
 }
 
 fn health(method: &Method) -> Response<Body> {
@@ -246,6 +269,17 @@ fn check_content_type(headers: &HeaderMap) -> Result<()> {
         Kind::ContentTypeNotSupported,
         "Content type not supported: send application/json or application/a2a+json",
     ))
+}
+
+/// Refuses a body that has to be unpacked first: a small one may become any size.
+fn check_encoding(headers: &HeaderMap) -> Result<()> {
+    let is_plain = |value: &HeaderValue| value.is_empty() || value.as_bytes().eq_ignore_ascii_case(b"identity");
+    match headers.get_all(header::CONTENT_ENCODING).iter().all(is_plain) {
+        true => Ok(()),
+        false => {
+            Err(Error::new(Kind::ContentTypeNotSupported, "Content encoding not supported: send the body uncompressed"))
+        }
+    }
 }
 
 /// `type/subtype` in lower case.

@@ -130,7 +130,7 @@ fn decode(segment: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The parameters of a query string. Unknown names are ignored, of repeated ones the first counts.
+/// The parameters of a query string. Unknown names are ignored; each of ours has one value, so it is there once.
 struct Query<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'a> Query<'a> {
@@ -138,36 +138,41 @@ impl<'a> Query<'a> {
         Self(form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).collect())
     }
 
-    fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| &value[..])
+    fn get(&self, name: &str) -> Result<Option<&str>> {
+        let mut values = self.0.iter().filter(|(known, _)| known == name).map(|(_, value)| &value[..]);
+        match (values.next(), values.next()) {
+            (value, None) => Ok(value),
+            (_, Some(_)) => Err(Error::invalid(name, "is given more than once")),
+        }
     }
 
-    fn text(&self, name: &str) -> String {
-        self.get(name).unwrap_or_default().to_owned()
+    /// Empty text is no text, as everywhere in the protocol.
+    fn text(&self, name: &str) -> Result<String> {
+        Ok(self.get(name)?.unwrap_or_default().to_owned())
     }
 
     fn integer(&self, name: &str) -> Result<Option<i32>> {
         let parse = |text: &str| text.parse().map_err(|_| Error::invalid(name, "expected a 32-bit integer"));
-        self.get(name).map(parse).transpose()
+        self.get(name)?.map(parse).transpose()
     }
 
     fn boolean(&self, name: &str) -> Result<Option<bool>> {
         let parse = |text: &str| text.parse().map_err(|_| Error::invalid(name, "expected true or false"));
-        self.get(name).map(parse).transpose()
+        self.get(name)?.map(parse).transpose()
     }
 
+    /// By name or, as in all of ProtoJSON, by number.
     fn state(&self, name: &str) -> Result<i32> {
-        match self.get(name) {
-            None | Some("") => Ok(0),
-            Some(text) => match TaskState::from_str_name(text) {
-                Some(state) => Ok(state.into()),
-                None => Err(Error::invalid(name, "expected a TaskState such as TASK_STATE_WORKING")),
-            },
+        let Some(text) = self.get(name)? else { return Ok(0) };
+        let by_number = || TaskState::try_from(text.parse::<i32>().ok()?).ok();
+        match TaskState::from_str_name(text).or_else(by_number) {
+            Some(state) => Ok(state.into()),
+            None => Err(Error::invalid(name, "expected a TaskState such as TASK_STATE_WORKING")),
         }
     }
 
     fn timestamp(&self, name: &str) -> Result<Option<Timestamp>> {
-        let Some(text) = self.get(name).filter(|text| !text.is_empty()) else { return Ok(None) };
+        let Some(text) = self.get(name)? else { return Ok(None) };
         if text.contains(' ') {
             return Err(Error::invalid(name, "expected an RFC 3339 timestamp; write a `+` as %2B"));
         }
@@ -175,11 +180,13 @@ impl<'a> Query<'a> {
     }
 }
 
-/// `A2A-Version` for clients that cannot set headers, such as a browser's EventSource (spec §3.6.1).
+/// `A2A-Version` for clients that cannot set headers, such as a browser's EventSource (spec §3.6.1). Said twice it is
+/// a list, which is no version.
 pub(super) fn version_in_query(query: &str) -> Option<String> {
     form_urlencoded::parse(query.as_bytes())
-        .find(|(name, _)| name.eq_ignore_ascii_case("a2a-version"))
+        .filter(|(name, _)| name.eq_ignore_ascii_case("a2a-version"))
         .map(|(_, version)| version.into_owned())
+        .reduce(|first, more| format!("{first}, {more}"))
 }
 
 pub(super) async fn answer(doors: &Doors, agent: &Arc<Agent>, path: &str, parts: &Parts, body: Body) -> Response<Body> {
@@ -223,7 +230,7 @@ fn media_type(request: &HeaderMap) -> HeaderValue {
 async fn run(doors: &Doors, call: &Call, route: Route, parts: &Parts, body: Body) -> Result<Reply> {
     let operations = &doors.operations;
     let query = Query::parse(parts);
-    let tenant = query.text("tenant");
+    let tenant = query.text("tenant")?;
     // Bodies of verbs that have none are not read.
     let body = match parts.method {
         Method::POST => body_of(doors, parts, body).await?,
@@ -241,10 +248,10 @@ async fn run(doors: &Doors, call: &Call, route: Route, parts: &Parts, body: Body
         Route::Tasks => {
             let request = ListTasksRequest {
                 tenant,
-                context_id: query.text("contextId"),
+                context_id: query.text("contextId")?,
                 status: query.state("status")?,
                 page_size: query.integer("pageSize")?,
-                page_token: query.text("pageToken"),
+                page_token: query.text("pageToken")?,
                 history_length: query.integer("historyLength")?,
                 status_timestamp_after: query.timestamp("statusTimestampAfter")?,
                 include_artifacts: query.boolean("includeArtifacts")?,
@@ -277,7 +284,7 @@ async fn run(doors: &Doors, call: &Call, route: Route, parts: &Parts, body: Body
         }
         Route::PushConfigs(task_id) => {
             let page_size = query.integer("pageSize")?.unwrap_or(0);
-            let page_token = query.text("pageToken");
+            let page_token = query.text("pageToken")?;
             let request = ListTaskPushNotificationConfigsRequest { task_id, page_size, page_token, tenant };
             whole(&operations.list_push_configs(call, &request)?)
         }

@@ -153,12 +153,19 @@ async fn unknown_members_are_ignored_and_unknown_words_are_not() {
         let (reason, text) = send(&server, &request).await.unwrap_err();
         assert!(reason == "INVALID_PARAMS" && text.contains("message.role"), "{role}: {text}");
     }
-    for status in ["TASK_STATE_NOPE", "working", "3"] {
+    for status in ["TASK_STATE_NOPE", "working", "99", "-1", "3.0", ""] {
         let answer = server.rest("GET", &format!("/tasks?status={status}"), "").await;
         assert_eq!(answer.status, 400);
         assert!(answer.body.contains(r#""field":"status""#), "{answer:?}");
     }
-    assert_eq!(code(&server.rpc("ListTasks", r#"{"status":"TASK_STATE_NOPE"}"#).await), -32602);
+    for status in [r#""TASK_STATE_NOPE""#, "99", "-1", r#""""#] {
+        assert_eq!(code(&server.rpc("ListTasks", &format!(r#"{{"status":{status}}}"#)).await), -32602);
+    }
+    let asked = || server.store.lists.lock().unwrap().last().unwrap().query.as_ref().unwrap().status();
+    for status in ["TASK_STATE_COMPLETED", "3"] {
+        assert_eq!(server.rest("GET", &format!("/tasks?status={status}"), "").await.status, 200);
+        assert_eq!(asked(), rialto_a2a::v1::TaskState::Completed, "{status}");
+    }
 }
 
 #[tokio::test]
@@ -211,7 +218,14 @@ async fn history_lengths_and_page_sizes_are_checked_on_every_binding() {
     for (query, status) in [
         ("includeArtifacts=yes", 400),
         ("statusTimestampAfter=yesterday", 400),
-        ("unknown=1&contextId=a&contextId=b", 200),
+        ("statusTimestampAfter=", 400),
+        ("includeArtifacts=", 400),
+        ("status=", 400),
+        ("contextId=a&contextId=b", 400),
+        ("pageSize=1&pageSize=1", 400),
+        ("status=TASK_STATE_WORKING&status=", 400),
+        ("tenant=&tenant=", 400),
+        ("unknown=1&unknown=2&contextId=a", 200),
     ] {
         assert_eq!(server.rest("GET", &format!("/tasks?{query}"), "").await.status, status, "{query}");
     }

@@ -157,6 +157,12 @@ async fn what_grpc_itself_refuses_is_said_in_terms_of_the_protocol() {
     let path = http::uri::PathAndQuery::from_static("/lf.a2a.v1.A2AService/SendMessage");
     let status = raw.unary(get("t-1"), path, codec).await.unwrap_err();
     assert_eq!((status.code(), kind(&status)), (Code::InvalidArgument, Kind::Parse));
+    // A method that there is, in a compression that there is not: clients try again without.
+    let mut compressed = get("t-1");
+    compressed.metadata_mut().insert("grpc-encoding", "gzip".parse().unwrap());
+    let status = server.grpc().await.get_task(compressed).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unimplemented, "Compressed messages are not supported"));
+    assert_eq!(status.metadata().get("grpc-accept-encoding").unwrap(), "identity");
     // Enum numbers that have no name do not come in by this door either.
     let mut request = message("hi");
     request.message.as_mut().unwrap().role = 99;

@@ -46,6 +46,8 @@ async fn the_version_is_negotiated_the_same_on_both_http_bindings() {
             (400, &"VERSION_NOT_SUPPORTED".into(), &"1.0".into())
         );
     }
+    let twice = server.http("GET", "/tasks/t-1?A2A-Version=1.0&A2A-Version=0.3", &[], "").await;
+    assert_eq!(twice.json()["error"]["details"][0]["reason"], "VERSION_NOT_SUPPORTED");
     for query in ["A2A-Version=1.0", "x=1&a2a-version=1.0"] {
         assert_eq!(server.http("GET", &format!("/tasks/t-1?{query}"), &[], "").await.status, 200);
         assert_eq!(server.http("POST", &format!("/?{query}"), &[], body).await.json()["result"]["id"], "t-1");
@@ -155,6 +157,64 @@ async fn a_request_that_is_too_large_gets_its_413_while_it_is_still_sending() {
 
 fn answer_status(bytes: &[u8]) -> u16 {
     answer(bytes).status
+}
+
+#[tokio::test]
+async fn a_request_for_two_hosts_is_read_as_one_for_the_first() {
+    let server = Server::start().await;
+    let get = |version: &str, hosts: &str| {
+        format!("GET /tasks/t-1 HTTP/{version}\r\n{hosts}a2a-version: 1.0\r\nconnection: close\r\n\r\n")
+    };
+    for hosts in [
+        "",
+        "host: a.test\r\nhost: a.test\r\n",
+        "host: a.test\r\nHost: b.test\r\n",
+        "host: a.test b.test\r\n",
+        "host: a.test/b\r\n",
+        "host: user@a.test\r\n",
+        "host: a.test:x:y\r\n",
+        "host: \u{e4}.test\r\n",
+    ] {
+        let answer = server.raw(get("1.1", hosts).as_bytes()).await;
+        assert_eq!(answer.status, 400, "{hosts:?}");
+        let info = &answer.json()["error"]["details"][0];
+        assert_eq!(info["reason"], "INVALID_REQUEST", "{hosts:?}");
+    }
+    for hosts in ["host: a.test\r\n", "host: a_b:80\r\n", "host: [::1]:8080\r\n", "host:\r\n"] {
+        assert_eq!(server.raw(get("1.1", hosts).as_bytes()).await.status, 200, "{hosts:?}");
+    }
+    assert_eq!(server.raw(get("1.0", "").as_bytes()).await.status, 200, "older than the header");
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_read_as_broken_json() {
+    let server = Server::start().await;
+    let body = r#"{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{}}"#;
+    for encoding in ["gzip", "br", "zstd", "deflate", "identity, gzip"] {
+        let headers = [("a2a-version", "1.0"), ("content-type", "application/json"), ("content-encoding", encoding)];
+        let rest = server.http("POST", "/message:send", &headers, SEND).await;
+        let error = &rest.json()["error"];
+        assert_eq!((rest.status, &error["details"][0]["reason"]), (400, &"CONTENT_TYPE_NOT_SUPPORTED".into()));
+        assert!(error["message"].as_str().unwrap().contains("uncompressed"), "{rest:?}");
+        let rpc = server.http("POST", "/", &headers, body).await;
+        assert_eq!((rpc.status, rpc.json()["error"]["code"].as_i64()), (200, Some(-32005)), "{encoding}");
+    }
+    assert_eq!(server.store.sends.lock().unwrap().len(), 0);
+    let plain = [("a2a-version", "1.0"), ("content-type", "application/json"), ("content-encoding", "Identity")];
+    assert_eq!(server.http("POST", "/message:send", &plain, SEND).await.status, 200);
+}
+
+#[tokio::test]
+async fn binary_junk_in_authorization_is_a_panic() {
+    let server = Server::start().await;
+    for junk in [&b"\x80\xff\xfe"[..], b"Bearer \xff", b"Bearer", b"", b"Basic ====", &[b'x'; 8000]] {
+        let mut request =
+            b"GET /tasks/t-1 HTTP/1.1\r\nhost: x\r\na2a-version: 1.0\r\nconnection: close\r\nauthorization: ".to_vec();
+        request.extend_from_slice(junk);
+        request.extend_from_slice(b"\r\n\r\n");
+        let status = server.raw(&request).await.status;
+        assert!([200, 401].contains(&status), "{junk:?}: {status}");
+    }
 }
 
 #[tokio::test]
