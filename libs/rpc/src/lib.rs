@@ -28,6 +28,9 @@ pub mod tasks {
     /// A client of task-store, whatever it is reached by.
     pub type TaskStoreClient = task_store_client::TaskStoreClient<Transport>;
 
+    /// A client of task-store for its operators.
+    pub type AdminClient = admin_client::AdminClient<Transport>;
+
     /// A server of task-store, as [`server`] makes it.
     pub type Server<T> = Traced<task_store_server::TaskStoreServer<T>>;
 
@@ -39,6 +42,14 @@ pub mod tasks {
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
+    /// The same for operators.
+    #[must_use]
+    pub fn admin_client(transport: Transport) -> AdminClient {
+        AdminClient::new(transport)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
     /// Makes a server with the message limits that all of Rialto uses.
     #[must_use]
     pub fn server<T: task_store_server::TaskStore>(service: T) -> Server<T> {
@@ -46,5 +57,13 @@ pub mod tasks {
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
         Traced::new(server)
+    }
+
+    /// The same for operators.
+    #[must_use]
+    pub fn admin_server<T: admin_server::Admin>(service: T) -> admin_server::AdminServer<T> {
+        admin_server::AdminServer::new(service)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 }
