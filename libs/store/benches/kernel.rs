@@ -1,13 +1,14 @@
-//! Tasks per second: three commits and a claim each, of the size that an echo task has.
+//! Tasks per second: a bare loop of the three commits and the claim that an echo task takes, and nothing else.
 //!
-//! `cargo bench -p rialto-store` prints one line per engine and number of callers. `BENCH_SECONDS` is the time for
-//! each, `BENCH_ONLY="durable 64"` picks one.
+//! `cargo bench -p rialto-store` prints one line per engine and number of callers: tasks per second, and the CPU time
+//! per task of this process and of Redis. `BENCH_SECONDS` is the time for each, `BENCH_ONLY="durable 64"` picks one.
 
 #![expect(clippy::disallowed_methods, reason = "this is a program of its own, and it measures")]
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -15,48 +16,71 @@ use std::{
 
 use bytes::Bytes;
 use rialto_store::{
-    At, Batch, Check, Claim, Engine, EntryId, Op,
+    At, Batch, Check, Claim, Claimed, Engine, EntryId, Op,
+    redis::{RedisConfig, RedisEngine},
     sqlite::{SqliteConfig, SqliteEngine},
 };
+use rialto_testkit::redis::{Options, RedisServer};
+use tokio::sync::oneshot;
 
 const RUNS: &str = "runs:echo";
+
+/// Owns every claim.
+const CONSUMER: &str = "bench";
+
+/// Claims at once, as of an agent with so many slots.
+const SLOTS: usize = 64;
 
 fn main() {
     let seconds = std::env::var("BENCH_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
     let only = std::env::var("BENCH_ONLY").ok();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
-    for (name, durable, in_memory) in [("durable", true, false), ("not synced", false, false), ("memory", false, true)]
-    {
+    for name in ["durable", "not synced", "memory", "redis", "redis everysec", "redis always"] {
         for callers in [1, 64] {
             if only.as_ref().is_some_and(|only| *only != format!("{name} {callers}")) {
                 continue;
             }
             let folder = tempfile::tempdir().expect("a folder");
-            let path = (!in_memory).then(|| folder.path().to_owned());
-            let config = SqliteConfig { path, shards: 1, durable, max_size: None };
-            let engine: Arc<dyn Engine> = SqliteEngine::open(config).expect("a store");
-            let (tasks, took, cpu) = runtime.block_on(measure(&engine, callers, Duration::from_secs(seconds)));
-            let rate = tasks as f64 / took.as_secs_f64();
-            let cost = cpu.as_micros() as f64 / tasks as f64;
-            eprintln!("{name:>10}, {callers:>2} callers: {rate:>8.0} tasks/s, {cost:>6.0} µs CPU per task");
+            let redis = name.strip_prefix("redis").map(|fsync| {
+                let options = match fsync.trim() {
+                    "" => Options::new(),
+                    fsync => Options::new().durable(fsync),
+                };
+                runtime.block_on(options.start()).expect("redis-server")
+            });
+            let engine: Arc<dyn Engine> = match &redis {
+                Some(server) => {
+                    runtime.block_on(RedisEngine::connect(RedisConfig::new(server.url()))).expect("a store")
+                }
+                None => {
+                    let path = (name != "memory").then(|| folder.path().to_owned());
+                    let config = SqliteConfig { path, shards: 1, durable: name == "durable", max_size: None };
+                    SqliteEngine::open(config).expect("a store")
+                }
+            };
+            let span = Duration::from_secs(seconds);
+            let line = runtime.block_on(measure(&engine, redis.as_ref(), callers, span));
+            eprintln!("{name:>14}, {callers:>2} callers: {line}");
         }
     }
 }
 
-async fn measure(engine: &Arc<dyn Engine>, callers: usize, span: Duration) -> (u64, Duration, Duration) {
-    let done = Arc::new(AtomicU64::new(0));
-    let (start, cpu) = (Instant::now(), cpu_time());
+async fn measure(engine: &Arc<dyn Engine>, redis: Option<&RedisServer>, callers: usize, span: Duration) -> String {
+    let bench = Arc::new(Bench { engine: Arc::clone(engine), waiting: Mutex::default(), done: AtomicU64::new(0) });
+    let runner = tokio::spawn(run(Arc::clone(&bench)));
+    let redis_before = redis_cpu(redis).await;
+    let (start, cpu) = (Instant::now(), own_cpu());
     let end = start + span;
     let callers: Vec<_> = (0..callers)
         .map(|caller| {
-            let (engine, done) = (Arc::clone(engine), Arc::clone(&done));
+            let bench = Arc::clone(&bench);
             tokio::spawn(async move {
-                let mut n = 0;
-                while Instant::now() < end {
-                    n += 1;
-                    task(&*engine, caller, n).await;
-                    done.fetch_add(1, Ordering::Relaxed);
+                for n in 0.. {
+                    if Instant::now() >= end {
+                        break;
+                    }
+                    bench.send(caller, n).await;
                 }
             })
         })
@@ -64,11 +88,20 @@ async fn measure(engine: &Arc<dyn Engine>, callers: usize, span: Duration) -> (u
     for caller in callers {
         caller.await.expect("a caller");
     }
-    (done.load(Ordering::Relaxed), start.elapsed(), cpu_time().saturating_sub(cpu))
+    let (took, cpu) = (start.elapsed(), own_cpu().saturating_sub(cpu));
+    let redis_cpu = redis_cpu(redis).await - redis_before;
+    runner.abort();
+    let tasks = bench.done.load(Ordering::Relaxed) as f64;
+    let rate = tasks / took.as_secs_f64();
+    let own = cpu.as_micros() as f64 / tasks;
+    match redis {
+        Some(_) => format!("{rate:>8.0} tasks/s, {own:>6.0} + {:>6.0} µs CPU per task", redis_cpu * 1e6 / tasks),
+        None => format!("{rate:>8.0} tasks/s, {own:>6.0} µs CPU per task"),
+    }
 }
 
 /// User and system time of this process.
-fn cpu_time() -> Duration {
+fn own_cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<i64> =
         stat.rsplit(')').next().unwrap_or_default().split(' ').filter_map(|f| f.parse().ok()).collect();
@@ -77,45 +110,101 @@ fn cpu_time() -> Duration {
     Duration::from_millis(10 * ticks.unsigned_abs())
 }
 
-async fn task(engine: &dyn Engine, caller: usize, n: u64) {
-    let time = engine.now();
-    let id = format!("{time:013x}-{caller:04x}-{n:012x}00");
-    engine.commit(submit(&id, time)).await.expect("submit");
-    let claim = Claim {
-        streams: vec![(0, RUNS.to_owned())],
-        consumer: format!("bench-{caller}"),
-        limit: 1,
-        lease: Duration::from_secs(15),
-        wait: Duration::from_secs(5),
-    };
-    let claimed = engine.claim(&claim).await.expect("claim").remove(0);
-    let run = (claimed.entry.id, claim.consumer);
-    let id = String::from_utf8(claimed.entry.payload[..33].to_vec()).expect("an id");
-    engine.commit(begin(&id, time, &run)).await.expect("begin");
-    engine.commit(finish(&id, time, &run)).await.expect("finish");
+/// The same of Redis, in seconds.
+async fn redis_cpu(redis: Option<&RedisServer>) -> f64 {
+    let Some(redis) = redis else { return 0.0 };
+    let time = async |field: &str| redis.info(field).await.expect("a number");
+    time("used_cpu_user").await + time("used_cpu_sys").await
+}
+
+/// What callers and the runner share.
+struct Bench {
+    engine: Arc<dyn Engine>,
+    /// Who waits for which task.
+    waiting: Mutex<HashMap<String, oneshot::Sender<()>>>,
+    done: AtomicU64,
+}
+
+impl Bench {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<String, oneshot::Sender<()>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message and waits until its task has ended.
+    async fn send(&self, caller: usize, n: u64) {
+        let time = self.engine.now();
+        let id = format!("{time:013x}-{caller:04x}-{n:012x}00");
+        let (tell, told) = oneshot::channel();
+        self.waiting().insert(id.clone(), tell);
+        self.engine.commit(submit(&id, time)).await.expect("submit");
+        told.await.expect("an end");
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Runs a turn.
+    async fn turn(&self, claimed: Claimed) {
+        let id = std::str::from_utf8(&claimed.entry.payload[..33]).expect("an id");
+        let time = i64::from_str_radix(&id[..13], 16).expect("a time");
+        self.engine.commit(begin(id, time, claimed.entry.id)).await.expect("begin");
+        self.engine.commit(finish(id, time, claimed.entry.id)).await.expect("finish");
+        self.waiting().remove(id).and_then(|tell| tell.send(()).ok()).expect("a caller");
+    }
+}
+
+/// Claims turns and runs them side by side.
+async fn run(bench: Arc<Bench>) {
+    let slots = Arc::new(tokio::sync::Semaphore::new(SLOTS));
+    loop {
+        let free = slots.available_permits();
+        if free == 0 {
+            drop(slots.acquire().await);
+            continue;
+        }
+        let claim = Claim {
+            streams: vec![(0, RUNS.to_owned())],
+            consumer: CONSUMER.to_owned(),
+            limit: free,
+            lease: Duration::from_secs(15),
+            wait: Duration::from_secs(5),
+        };
+        for claimed in bench.engine.claim(&claim).await.expect("claim") {
+            let slot = Arc::clone(&slots).acquire_owned().await.expect("never closed");
+            let bench = Arc::clone(&bench);
+            tokio::spawn(async move {
+                bench.turn(claimed).await;
+                drop(slot);
+            });
+        }
+    }
 }
 
 fn put(key: String, len: usize) -> Op {
     Op::Put { key, bytes: Bytes::from(vec![b'x'; len]) }
 }
 
-fn index(index: String, member: &str, was: Option<i64>, now: Option<i64>) -> Op {
-    Op::Index { index, member: member.to_owned(), was, now }
+/// Moves a task from one state to another, in the lists of its caller and of its context.
+fn list(id: &str, was: Option<(u8, i64)>, now: (u8, i64), ops: &mut Vec<Op>) {
+    let mut index = |index: String, was, now| ops.push(Op::Index { index, member: id.to_owned(), was, now });
+    for set in ["i:0123456789abcdefghij".to_owned(), format!("i:0123456789abcdefghij:c:{id}")] {
+        index(set.clone(), was.map(|(_, time)| time), Some(now.1));
+        if let Some((state, time)) = was {
+            index(format!("{set}/{state}"), Some(time), None);
+        }
+        index(format!("{set}/{}", now.0), None, Some(now.1));
+    }
 }
 
-fn log(id: &str, n: u64) -> Op {
-    Op::Append {
-        stream: format!("log:{id}"),
-        at: At::Number(n),
-        tag: 1,
-        payload: Bytes::from(vec![b'e'; 200]),
-        into: None,
-    }
+fn row(index: &str, id: &str, was: Option<i64>, now: Option<i64>) -> Op {
+    Op::Index { index: index.to_owned(), member: id.to_owned(), was, now }
+}
+
+fn notify(id: &str, n: u64) -> Op {
+    Op::Notify { topic: "events".to_owned(), payload: format!("{id} {n}") }
 }
 
 fn submit(id: &str, time: i64) -> Batch {
     let mut payload = id.as_bytes().to_vec();
-    payload.resize(300, b' ');
+    payload.resize(120, b' ');
     let run = Op::Append {
         stream: RUNS.to_owned(),
         at: At::Next,
@@ -123,6 +212,10 @@ fn submit(id: &str, time: i64) -> Batch {
         payload: payload.into(),
         into: Some((format!("t:{id}"), "run".to_owned())),
     };
+    let mut ops =
+        vec![put(format!("t:{id}"), 450), put(format!("c:owner:{id}"), 100), row("active", id, None, Some(time))];
+    list(id, None, (1, time), &mut ops);
+    ops.push(run);
     Batch {
         commit: Some((format!("t:{id}"), [1; 16])),
         checks: vec![
@@ -130,54 +223,44 @@ fn submit(id: &str, time: i64) -> Batch {
             Check::Absent { key: format!("c:owner:{id}") },
             Check::ShorterThan { stream: RUNS.to_owned(), len: 10_000 },
         ],
-        ops: vec![
-            put(format!("t:{id}"), 350),
-            put(format!("c:owner:{id}"), 150),
-            index("i:owner".to_owned(), id, None, Some(time)),
-            index(format!("i:owner:c:{id}"), id, None, Some(time)),
-            index("i:owner:s:submitted".to_owned(), id, None, Some(time)),
-            index("i:active".to_owned(), id, None, Some(time)),
-            log(id, 1),
-            run,
-        ],
+        ops,
         ..Batch::default()
     }
 }
 
-fn pending((id, consumer): &(EntryId, String)) -> Check {
-    Check::Pending { stream: RUNS.to_owned(), id: *id, consumer: consumer.clone() }
-}
-
-fn begin(id: &str, time: i64, run: &(EntryId, String)) -> Batch {
+fn begin(id: &str, time: i64, run: EntryId) -> Batch {
+    let mut ops = vec![put(format!("t:{id}"), 550)];
+    list(id, Some((1, time)), (2, time + 1), &mut ops);
+    ops.push(notify(id, 2));
     Batch {
         commit: Some((format!("t:{id}"), [2; 16])),
-        checks: vec![Check::Version { key: format!("t:{id}"), version: 1 }, pending(run)],
-        ops: vec![
-            put(format!("t:{id}"), 360),
-            index("i:owner:s:submitted".to_owned(), id, Some(time), None),
-            index("i:owner:s:working".to_owned(), id, None, Some(time)),
-            log(id, 2),
-            Op::Notify { topic: format!("t:{id}"), payload: "2".to_owned() },
+        checks: vec![
+            Check::Pending { stream: RUNS.to_owned(), id: run, consumer: CONSUMER.to_owned() },
+            Check::Version { key: format!("t:{id}"), version: 1 },
         ],
+        ops,
+        releasing: true,
+        deferred: true,
         ..Batch::default()
     }
 }
 
-fn finish(id: &str, time: i64, run: &(EntryId, String)) -> Batch {
+fn finish(id: &str, time: i64, run: EntryId) -> Batch {
+    let mut ops = vec![
+        put(format!("t:{id}"), 850),
+        put(format!("c:owner:{id}"), 60),
+        row("active", id, Some(time), None),
+        Op::Ack { stream: RUNS.to_owned(), id: run },
+    ];
+    list(id, Some((2, time + 1)), (3, time + 2), &mut ops);
+    ops.push(notify(id, 4));
     Batch {
         commit: Some((format!("t:{id}"), [3; 16])),
-        checks: vec![Check::Version { key: format!("t:{id}"), version: 2 }, pending(run)],
-        ops: vec![
-            put(format!("t:{id}"), 380),
-            put(format!("c:owner:{id}"), 150),
-            put(format!("a:{id}"), 200),
-            index("i:owner:s:working".to_owned(), id, Some(time), None),
-            index("i:owner:s:completed".to_owned(), id, None, Some(time)),
-            index("i:active".to_owned(), id, Some(time), None),
-            log(id, 3),
-            Op::Ack { stream: RUNS.to_owned(), id: run.0 },
-            Op::Notify { topic: format!("t:{id}"), payload: "3".to_owned() },
+        checks: vec![
+            Check::Version { key: format!("t:{id}"), version: 2 },
+            Check::Version { key: format!("c:owner:{id}"), version: 1 },
         ],
+        ops,
         releasing: true,
         ..Batch::default()
     }

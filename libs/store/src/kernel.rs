@@ -216,7 +216,8 @@ pub enum Op {
         /// The record.
         key: String,
     },
-    /// Moves a member of an ordered index. The caller says what was there: engines need not look.
+    /// Moves a member of an ordered index. The caller says what was there: engines need not look. Indexes whose names
+    /// are equal up to a `/` are kept together where that makes it cheaper to change several of them in one batch.
     Index {
         /// The index.
         index: String,
@@ -490,7 +491,7 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Reads a page of an index.
     async fn index(&self, shard: Shard, query: &IndexQuery) -> Result<Vec<(i64, String)>>;
 
-    /// Counts the members of an index with a score ≥ `min`. Without `min` it costs the same for any size.
+    /// Counts the members of an index with a score ≥ `min`. Without `min` it costs nearly the same for any size.
     async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64>;
 
     /// Waits for work and takes it. Cancel-safe: what was taken and not returned comes back after its lease, or

@@ -136,14 +136,15 @@ impl ScopeKey {
         Some((Self(scope.to_owned()), context))
     }
 
-    /// The index of the tasks of this scope that match a filter, by the time of their status.
+    /// The index of the tasks of this scope that match a filter, by the time of their status. Those of all states and
+    /// of one are moved together, so they are kept together.
     pub(crate) fn list(&self, context: Option<&str>, state: Option<i32>) -> String {
         let scope = &self.0;
         match (context, state) {
             (None, None) => format!("i:{scope}"),
-            (None, Some(state)) => format!("i:{scope}:s{state}"),
+            (None, Some(state)) => format!("i:{scope}/{state}"),
             (Some(context), None) => format!("i:{scope}:c:{context}"),
-            (Some(context), Some(state)) => format!("i:{scope}:s{state}:c:{context}"),
+            (Some(context), Some(state)) => format!("i:{scope}:c:{context}/{state}"),
         }
     }
 

@@ -24,6 +24,9 @@ pub(crate) use generated::{Artifact, Context, Event, Folded, Head, Holder, PastT
 /// and each list reads them, so they are no more than what the smallest stream would cost.
 pub(crate) const INLINED: usize = 1 << 10;
 
+/// Bytes of events that a head keeps for good: to fold so few away would cost more than they do.
+const KEPT: usize = 256;
+
 /// Marks of log entries, so that readers can pass over payloads.
 pub(crate) mod tag {
     /// A status that is neither terminal nor interrupted.
@@ -125,6 +128,12 @@ impl Head {
     /// Number of the newest message that went to the stream of the history: the head has those after it.
     pub(crate) const fn filed(&self) -> u64 {
         self.history_len - self.messages.len() as u64
+    }
+
+    /// Whether the events are worth to be folded away some time after the turn.
+    pub(crate) fn has_long_log(&self) -> bool {
+        let kept: usize = self.events.iter().map(|event| event.payload.len()).sum();
+        self.first_event <= self.logged() || kept > KEPT
     }
 
     /// The events after a number that the head has.

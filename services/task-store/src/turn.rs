@@ -41,12 +41,14 @@ impl Rules {
         }
     }
 
-    /// When an ended or parked task is looked at next.
+    /// When an ended or parked task is looked at next; 0 = never.
     fn task_due(&self, draft: &Draft, now: Millis) -> Millis {
-        match (draft.head.state().is_terminal(), draft.head.task_ttl_ms) {
-            (true, ttl @ 1..) => now + self.fold_after.min(span(ttl)),
-            _ => now + self.fold_after,
-        }
+        let end = match (draft.head.state().is_terminal(), draft.head.task_ttl_ms) {
+            (true, ttl @ 1..) => Some(span(ttl)),
+            _ => None,
+        };
+        let fold = draft.head.has_long_log().then_some(self.fold_after);
+        end.into_iter().chain(fold).min().map_or(0, |wait| now + wait)
     }
 
     /// Ends the turn of the first draft, whose status says already how, and gives its context to the next one.

@@ -1,6 +1,6 @@
 //! A batch as one function call.
 
-use std::{borrow::Cow, fmt::Display};
+use std::{borrow::Cow, collections::BTreeMap, fmt::Display, str::FromStr};
 
 use redis::Cmd;
 
@@ -9,12 +9,15 @@ use super::{
     keys::{Keys, kind},
     library::Function,
     link::Lost,
-    value,
+    record, value,
 };
 use crate::{At, Batch, Check, Committed, EntryId, Error, Op, Rate, Result, Shard, worker::DEAD};
 
 /// Whole numbers beyond this are not exact as doubles, which Lua counts in.
 const EXACT: i64 = 1 << 53;
+
+/// Members in one command at most: Lua's stack is not large.
+const MEMBERS: usize = 1000;
 
 impl RedisEngine {
     pub(super) async fn commit_batch(&self, batch: &Batch) -> Result<Committed> {
@@ -67,12 +70,12 @@ impl RedisEngine {
 
 /// Reads `<at>;<version>,…;<entry>,…`.
 fn parse(text: &str) -> Option<Committed> {
+    fn list<T: FromStr>(text: &str) -> Option<Vec<T>> {
+        text.split_terminator(',').map(|word| word.parse().ok()).collect()
+    }
     let mut parts = text.split(';');
     let at = parts.next()?.parse().ok()?;
-    let list = |text: &str| text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect::<Vec<_>>();
-    let versions = list(parts.next()?).iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    let entries = list(parts.next()?).iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    Some(Committed { versions, entries, at })
+    Some(Committed { versions: list(parts.next()?)?, entries: list(parts.next()?)?, at })
 }
 
 /// Keys and arguments of `commit` in `library.lua`, which reads both front to back.
@@ -109,6 +112,7 @@ impl<'a> Call<'a> {
             call.operation(op, publish);
             call.args[start] = Cow::Borrowed(b"append_first");
         }
+        call.indexes(&batch.ops);
         for (n, op) in batch.ops.iter().enumerate() {
             if Some(n) != first {
                 call.operation(op, publish);
@@ -190,7 +194,10 @@ impl<'a> Call<'a> {
         let mut count = 0;
         for (n, op) in ops.iter().enumerate() {
             let Op::Append { stream, at, into, .. } = op else { continue };
-            if let Some((record, _)) = into {
+            if let Some((record, name)) = into {
+                if name.contains(record::RESERVED) {
+                    return Err(Error::Malformed(format!("a ref cannot be named {name:?}")));
+                }
                 match ops[..n].iter().rfind(|op| record_of(op) == Some(record)) {
                     Some(Op::Put { .. }) => {}
                     Some(_) => return Err(Error::Malformed(format!("no record {record} to write a ref into"))),
@@ -233,6 +240,41 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
+    /// Changes of indexes: for each sorted set, one command that takes members out and one that puts members in.
+    /// What the last operation on a member leaves is all that counts.
+    fn indexes(&mut self, ops: &'a [Op]) {
+        let mut sets: BTreeMap<&str, BTreeMap<Vec<u8>, bool>> = BTreeMap::new();
+        for op in ops {
+            let Op::Index { index, member, was, now } = op else { continue };
+            let place = index::Place::of(index);
+            let members = sets.entry(place.set).or_default();
+            if let Some(was) = was.filter(|_| was != now) {
+                members.insert(place.member(was, member), false);
+            }
+            if let Some(now) = now {
+                members.insert(place.member(*now, member), true);
+            }
+        }
+        for (set, members) in sets {
+            let (joining, leaving): (Vec<_>, Vec<_>) = members.into_iter().partition(|(_, stays)| *stays);
+            for leaving in leaving.chunks(MEMBERS) {
+                self.text("unindex");
+                self.key(kind::INDEX, set);
+                self.number(leaving.len());
+                self.args.extend(leaving.iter().map(|(member, _)| member.clone().into()));
+            }
+            for joining in joining.chunks(MEMBERS) {
+                self.text("index");
+                self.key(kind::INDEX, set);
+                self.number(2 * joining.len());
+                for (member, _) in joining {
+                    self.text("0");
+                    self.args.push(member.clone().into());
+                }
+            }
+        }
+    }
+
     fn operation(&mut self, op: &'a Op, publish: &'static str) {
         match op {
             Op::Put { key, bytes } => {
@@ -244,17 +286,8 @@ impl<'a> Call<'a> {
                 self.text("delete");
                 self.key(kind::PLAIN, key);
             }
-            Op::Index { now: None, was: None, .. } => {}
-            Op::Index { index, member, was, now } => {
-                self.text(match (was, now) {
-                    (Some(was), Some(now)) if was != now => "move",
-                    (_, Some(_)) => "index",
-                    (_, None) => "unindex",
-                });
-                self.key(kind::INDEX, index);
-                let (old, new) = (was.filter(|_| was != now), *now);
-                self.args.extend([old, new].into_iter().flatten().map(|score| index::member(score, member).into()));
-            }
+            // All of them were written before.
+            Op::Index { .. } => {}
             Op::Append { stream, at, tag, payload, into } => {
                 self.text(if into.is_some() { "append_into" } else { "append" });
                 self.key(kind::PLAIN, stream);
@@ -266,7 +299,7 @@ impl<'a> Call<'a> {
                 self.bytes(payload);
                 if let Some((record, name)) = into {
                     self.key(kind::PLAIN, record);
-                    self.args.push(Cow::Owned(format!("r:{name}").into_bytes()));
+                    self.text(name);
                 }
             }
             Op::Delay { stream, id, due, tag, payload } => {

@@ -1,8 +1,11 @@
 //! Indexes, ordered by score and member.
 //!
 //! Sorted sets compare scores as floating-point numbers and cannot go on behind a member. So here all members
-//! have the same score, and their own, as eight bytes that sort like the number, starts their name. Then Redis
-//! orders them by their bytes, exactly, and a page is one `ZRANGE … BYLEX`.
+//! have the same score, and their own, as eight bytes that sort like the number, stands before their name. Then
+//! Redis orders them by their bytes, exactly, and a page is one `ZRANGE … BYLEX`.
+//!
+//! Indexes whose names are equal up to the first slash share a sorted set, because a command costs more than a
+//! member, and a key as well: what follows the slash starts the members.
 
 use redis::{Cmd, Value};
 
@@ -12,45 +15,69 @@ use crate::{IndexQuery, Order};
 /// Flips the sign, so that negative numbers sort below.
 const SIGN: u64 = 1 << 63;
 
-/// A member as it is stored.
-pub(super) fn member(score: i64, member: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(8 + member.len());
-    bytes.extend_from_slice(&(score.cast_unsigned() ^ SIGN).to_be_bytes());
-    bytes.extend_from_slice(member.as_bytes());
-    bytes
+/// Where an index is stored.
+pub(super) struct Place<'a> {
+    /// The sorted set.
+    pub(super) set: &'a str,
+    /// What its members start with: no part is the start of another one.
+    part: &'a str,
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn of(index: &'a str) -> Self {
+        let (set, part) = index.split_once('/').unwrap_or((index, ""));
+        Self { set, part }
+    }
+
+    /// A member as it is stored.
+    pub(super) fn member(&self, score: i64, member: &str) -> Vec<u8> {
+        let mut bytes = self.prefix(8 + member.len());
+        bytes.extend_from_slice(&(score.cast_unsigned() ^ SIGN).to_be_bytes());
+        bytes.extend_from_slice(member.as_bytes());
+        bytes
+    }
+
+    /// The part and the byte that ends it: 255 is in no text.
+    fn prefix(&self, more: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.part.len() + 1 + more);
+        bytes.extend_from_slice(self.part.as_bytes());
+        bytes.push(0xff);
+        bytes
+    }
+
+    /// The lowest member with this score or a higher one.
+    fn from(&self, min: Option<i64>) -> Vec<u8> {
+        bound(b'[', &min.map_or_else(|| self.prefix(0), |min| self.member(min, "")))
+    }
+
+    /// The highest member with this score or a lower one.
+    fn to(&self, max: Option<i64>) -> Vec<u8> {
+        match max.and_then(|max| max.checked_add(1)) {
+            Some(above) => bound(b'(', &self.member(above, "")),
+            // Longer than every score.
+            None => bound(b'(', &[&self.prefix(9)[..], &[0xff; 9]].concat()),
+        }
+    }
 }
 
 fn bound(sign: u8, bytes: &[u8]) -> Vec<u8> {
     [&[sign], bytes].concat()
 }
 
-/// The lowest member with this score or a higher one.
-fn from(min: Option<i64>) -> Vec<u8> {
-    min.map_or_else(|| b"-".to_vec(), |min| bound(b'[', &member(min, "")))
-}
-
-/// The highest member with this score or a lower one.
-fn to(max: Option<i64>) -> Vec<u8> {
-    max.and_then(|max| max.checked_add(1)).map_or_else(|| b"+".to_vec(), |above| bound(b'(', &member(above, "")))
-}
-
 /// Counts members.
-pub(super) fn count(key: &str, min: Option<i64>) -> Cmd {
-    match min {
-        None => redis::cmd("ZCARD").arg(key).take(),
-        Some(_) => redis::cmd("ZLEXCOUNT").arg(key).arg(from(min)).arg("+").take(),
-    }
+pub(super) fn count(key: &str, place: &Place<'_>, min: Option<i64>) -> Cmd {
+    redis::cmd("ZLEXCOUNT").arg(key).arg(place.from(min)).arg(place.to(None)).take()
 }
 
 /// Reads a page; `None` when there is nothing to read.
-pub(super) fn page(key: &str, query: &IndexQuery) -> Option<Cmd> {
-    let (mut low, mut high) = (from(query.min), to(query.max));
+pub(super) fn page(key: &str, place: &Place<'_>, query: &IndexQuery) -> Option<Cmd> {
+    let (mut low, mut high) = (place.from(query.min), place.to(query.max));
     if let Some((score, name)) = &query.after {
-        let after = bound(b'(', &member(*score, name));
+        let after = bound(b'(', &place.member(*score, name));
         // Whichever is the narrower one. Behind their first byte, bounds compare like members.
         match query.order {
             Order::Ascending if after[1..] >= low[1..] => low = after,
-            Order::Descending if high == b"+" || after[1..] < high[1..] => high = after,
+            Order::Descending if after[1..] < high[1..] => high = after,
             Order::Ascending | Order::Descending => {}
         }
     }
@@ -66,10 +93,10 @@ pub(super) fn page(key: &str, query: &IndexQuery) -> Option<Cmd> {
 }
 
 /// Reads the answer to [`page`].
-pub(super) fn rows(answer: Value) -> Option<Vec<(i64, String)>> {
+pub(super) fn rows(place: &Place<'_>, answer: Value) -> Option<Vec<(i64, String)>> {
     let rows = value::list(answer)?.into_iter().map(|row| {
         let row = value::bytes(row)?;
-        let (score, name) = row.split_first_chunk::<8>()?;
+        let (score, name) = row.get(place.part.len() + 1..)?.split_first_chunk::<8>()?;
         let name = std::str::from_utf8(name).ok()?;
         Some(((u64::from_be_bytes(*score) ^ SIGN).cast_signed(), name.to_owned()))
     });

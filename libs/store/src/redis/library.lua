@@ -69,26 +69,37 @@ local function arg()
     return args[a]
 end
 
--- State of the commit that runs. `known` has versions of records, 0 = there is none. `writes` has the fields to
--- be written, so that each record costs one command.
-local known, writes, limits, versions, entries
+-- A record is a string: its version and the lengths of its refs and of its last commit, these two, and its value.
+-- Refs are lines, `<name>=<id>`. The last commit is its id and what it was answered. See `record.rs`.
+local HEADER, HEADER_LENGTH = '>I4I4I4', 12
+-- The last byte of a first look, which nearly always has all but the value.
+local LOOK = '159'
+
+-- State of the commit that runs. Of records: versions, 0 = there is none; refs; last commits; values to be written,
+-- so that each record costs one command.
+local known, refs, commits, writes, limits, versions, entries
 
 local function version(record)
     local found = known[record]
-    if not found then
-        found = tonumber(call('HGET', record, 'v') or 0)
-        known[record] = found
+    if found then return found end
+    local start, refs_length, commit_length = call('GETRANGE', record, '0', LOOK), nil, nil
+    if start == '' then
+        found, refs[record], commits[record] = 0, '', ''
+    else
+        found, refs_length, commit_length = struct.unpack(HEADER, start)
+        local refs_end = HEADER_LENGTH + refs_length
+        local commit_end = refs_end + commit_length
+        if commit_end > #start then start = call('GETRANGE', record, '0', commit_end - 1) end
+        refs[record] = string.sub(start, HEADER_LENGTH + 1, refs_end)
+        commits[record] = string.sub(start, refs_end + 1, commit_end)
     end
+    known[record] = found
     return found
 end
 
-local function write(record, field, value)
-    local fields = writes[record]
-    if not fields then
-        fields = {}
-        writes[record] = fields
-    end
-    fields[field] = value
+local function write(record)
+    local refs, commit = refs[record], commits[record]
+    call('SET', record, struct.pack(HEADER, known[record], #refs, #commit) .. refs .. commit .. writes[record])
 end
 
 -- Each returns nothing when it holds, otherwise kind and value of the conflict.
@@ -155,30 +166,27 @@ function operations.put()
     local new = version(record) + 1
     known[record] = new
     versions[#versions + 1] = new
-    write(record, 'v', new)
-    write(record, 'b', arg())
+    writes[record] = arg()
 end
 
 function operations.delete()
     local record = key()
-    known[record], writes[record] = 0, nil
+    known[record], refs[record], commits[record], writes[record] = 0, '', '', nil
     call('UNLINK', record)
 end
 
 -- Constants are texts: making one of a number costs more than finding the key.
--- All members of an index have the same score: theirs is the start of their name. See `index.rs`.
+-- All members of an index have the same score: theirs is a part of their name. See `index.rs`.
 function operations.index()
-    call('ZADD', key(), '0', arg())
+    local last = a + 1 + arg()
+    call('ZADD', key(), unpack(args, a + 1, last))
+    a = last
 end
 
 function operations.unindex()
-    call('ZREM', key(), arg())
-end
-
-function operations.move()
-    local index = key()
-    call('ZREM', index, arg())
-    call('ZADD', index, '0', arg())
+    local last = a + 1 + arg()
+    call('ZREM', key(), unpack(args, a + 1, last))
+    a = last
 end
 
 function operations.append()
@@ -194,7 +202,14 @@ end
 
 function operations.append_into()
     operations.append()
-    write(key(), arg(), entries[#entries])
+    local record, name = key(), arg()
+    if not writes[record] then
+        version(record)
+        writes[record] = string.sub(call('GET', record), HEADER_LENGTH + #refs[record] + #commits[record] + 1)
+    end
+    local kept = '\n' .. refs[record]
+    if kept ~= '\n' then kept = string.gsub(kept, '\n' .. string.gsub(name, '%W', '%%%0') .. '=[^\n]*', '', 1) end
+    refs[record] = string.sub(kept, 2) .. name .. '=' .. entries[#entries] .. '\n'
 end
 
 function operations.delay()
@@ -253,15 +268,14 @@ end
 
 local function commit(KEYS, ARGV)
     keys, args, k, a = KEYS, ARGV, 0, 0
-    known, writes, limits, versions, entries = {}, {}, {}, {}, {}
+    known, refs, commits, writes, limits, versions, entries = {}, {}, {}, {}, {}, {}, {}
 
     local id, lead = arg(), nil
     if id ~= '' then
         lead = key()
-        local fields = call('HMGET', lead, 'v', 'c')
-        local last = fields[2]
-        if last and string.sub(last, 1, #id) == id then return '=' .. string.sub(last, #id + 1) end
-        known[lead] = tonumber(fields[1] or 0)
+        version(lead)
+        local last = commits[lead]
+        if string.sub(last, 1, #id) == id then return '=' .. string.sub(last, #id + 1) end
     end
     for check = 0, tonumber(arg()) - 1 do
         local kind, value = checks[arg()]()
@@ -280,15 +294,8 @@ local function commit(KEYS, ARGV)
 
     local now = now_ms()
     local result = now .. ';' .. table.concat(versions, ',') .. ';' .. table.concat(entries, ',')
-    if lead then write(lead, 'c', id .. result) end
-    for record, fields in pairs(writes) do
-        local list = {}
-        for field, value in pairs(fields) do
-            list[#list + 1] = field
-            list[#list + 1] = value
-        end
-        call('HSET', record, unpack(list))
-    end
+    if lead then commits[lead] = id .. result end
+    for record in pairs(writes) do write(record) end
     for limit, full_at in pairs(limits) do
         local left = math.ceil(full_at / 1000) - now
         call('SET', limit, string.format('%.0f', full_at), 'PX', string.format('%.0f', math.max(left, 1)))
@@ -442,30 +449,6 @@ local function depth(KEYS)
     return { unread + waiting_again, owned, delayed, oldest }
 end
 
---------------------------------------------------------------------------------------------------------------
--- Records
-
--- KEYS: records. Answers for each an empty list, or version, value, then names and ids of its refs.
-local function get(KEYS)
-    local reply = {}
-    for n, record in ipairs(KEYS) do
-        local fields, found, refs = call('HGETALL', record), {}, 2
-        for f = 1, #fields, 2 do
-            local name, value = fields[f], fields[f + 1]
-            if name == 'v' then
-                found[1] = value
-            elseif name == 'b' then
-                found[2] = value
-            elseif string.sub(name, 1, 2) == 'r:' then
-                found[refs + 1], found[refs + 2] = string.sub(name, 3), value
-                refs = refs + 2
-            end
-        end
-        reply[n] = found
-    end
-    return reply
-end
-
 local function register(name, body, flags)
     local function callback(KEYS, ARGV)
         call, pcall = redis.call, redis.pcall
@@ -479,5 +462,4 @@ register('release', commit, { 'allow-oom' })
 register('claim', claim, { 'allow-oom' })
 register('heartbeat', heartbeat, { 'allow-oom' })
 register('tick', tick, { 'allow-oom' })
-register('get', get, { 'no-writes' })
 register('depth', depth, { 'no-writes' })

@@ -8,7 +8,7 @@ const SOURCE: &str = include_str!("library.lua");
 #[derive(Debug)]
 pub(super) struct Library {
     name: String,
-    functions: [String; 7],
+    functions: [String; 6],
 }
 
 /// A function of the library.
@@ -20,14 +20,13 @@ pub(super) enum Function {
     Claim,
     Heartbeat,
     Tick,
-    Get,
     Depth,
 }
 
 impl Library {
     pub(super) fn new() -> Self {
         let name = format!("rialto_{:08x}", fnv(SOURCE.as_bytes()));
-        let names = ["commit", "release", "claim", "heartbeat", "tick", "get", "depth"];
+        let names = ["commit", "release", "claim", "heartbeat", "tick", "depth"];
         let functions = names.map(|function| format!("{name}_{function}"));
         Self { name, functions }
     }
@@ -38,7 +37,7 @@ impl Library {
 
     /// The start of a call: `FCALL <function>`, or `FCALL_RO` when it only reads.
     pub(super) fn call(&self, function: Function) -> Cmd {
-        let read = matches!(function, Function::Get | Function::Depth);
+        let read = matches!(function, Function::Depth);
         let mut command = redis::cmd(if read { "FCALL_RO" } else { "FCALL" });
         command.arg(&self.functions[function as usize]);
         command

@@ -1,8 +1,8 @@
 //! The engine of a cluster: Redis 7.0 or later, alone, behind Sentinels, or as a Redis Cluster.
 //!
-//! A record is a hash (`v` version, `b` value, `r:<name>` refs, `c` last commit id and its result), an index a
-//! sorted set, a stream a stream (`t` tag, `p` payload) with the group `workers`. Everything that must
-//! happen together is one call of a function in `library.lua`. Only the 7.0 command set is used.
+//! A record is a string, indexes are parts of sorted sets, a stream is a stream (`t` tag, `p` payload) with the
+//! group `workers`. Everything that must happen together is one call of a function in `library.lua`. Only the 7.0
+//! command set is used.
 //!
 //! An ACL user needs `~<prefix>* &<prefix>*` and `+@read +@write +@stream +@scripting +@pubsub +@connection +info
 //! +time +role +cluster|slots +config|get +client|id +client|unblock +function|load`.
@@ -19,6 +19,7 @@ mod library;
 mod link;
 mod node;
 mod notices;
+mod record;
 mod value;
 
 use std::sync::Arc;
@@ -129,14 +130,18 @@ impl Engine for RedisEngine {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        // One call, so that no commit falls between two records.
-        let mut command = self.link.library.call(Function::Get);
-        command.arg(keys.len());
+        // One command, so that no commit falls between two records.
+        let mut command = redis::cmd("MGET");
         for key in keys {
             command.arg(self.key(shard, kind::PLAIN, key));
         }
         let records = value::list(self.ask(shard, &command).await?).ok_or_else(value::strange)?;
-        records.into_iter().map(|record| read_record(record).ok_or_else(value::strange)).collect()
+        let read = |stored| match stored {
+            Value::Nil => Ok(None),
+            Value::BulkString(stored) => record::parse(stored).map(Some).ok_or_else(value::strange),
+            _ => Err(value::strange()),
+        };
+        records.into_iter().map(read).collect()
     }
 
     async fn read(&self, shard: Shard, stream: &str, after: EntryId, limit: ReadLimit) -> Result<Vec<Entry>> {
@@ -183,16 +188,17 @@ impl Engine for RedisEngine {
 
     async fn index(&self, shard: Shard, query: &IndexQuery) -> Result<Vec<(i64, String)>> {
         self.check_shard(shard)?;
-        let key = self.key(shard, kind::INDEX, &query.index);
-        match index::page(&key, query) {
-            Some(command) => index::rows(self.ask(shard, &command).await?).ok_or_else(value::strange),
+        let place = index::Place::of(&query.index);
+        match index::page(&self.key(shard, kind::INDEX, place.set), &place, query) {
+            Some(command) => index::rows(&place, self.ask(shard, &command).await?).ok_or_else(value::strange),
             None => Ok(Vec::new()),
         }
     }
 
     async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64> {
         self.check_shard(shard)?;
-        let command = index::count(&self.key(shard, kind::INDEX, index), min);
+        let place = index::Place::of(index);
+        let command = index::count(&self.key(shard, kind::INDEX, place.set), &place, min);
         let count = value::int(&self.ask(shard, &command).await?);
         count.and_then(|count| u64::try_from(count).ok()).ok_or_else(value::strange)
     }
@@ -259,18 +265,4 @@ impl Engine for RedisEngine {
         self.check_shard(shard)?;
         self.notices.listen(shard, topic, self.link.deadline()).await
     }
-}
-
-/// Reads one record of the answer of `get`; the inner `None` when it does not exist.
-#[expect(clippy::option_option, reason = "the outer one is about the answer, the inner one about the record")]
-fn read_record(answer: Value) -> Option<Option<Record>> {
-    let mut parts = value::list(answer)?.into_iter();
-    let Some(version) = parts.next() else { return Some(None) };
-    let version = u64::try_from(value::int(&version)?).ok()?;
-    let bytes = value::bytes(parts.next()?)?;
-    let mut refs = std::collections::BTreeMap::new();
-    while let Some(name) = parts.next() {
-        refs.insert(value::text(name)?, value::id(&parts.next()?)?);
-    }
-    Some(Some(Record { version, bytes, refs }))
 }

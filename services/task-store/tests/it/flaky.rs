@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use rialto_store::{
-    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices, ReadLimit,
-    Record, Result, Shard,
+    Batch, Claim, Claimed, Committed, Consumer, Depth, Engine, Entry, EntryId, Error, IndexQuery, Millis, Notices,
+    ReadLimit, Record, Result, Shard,
 };
 
 #[derive(Debug)]

@@ -30,7 +30,7 @@ async fn a_log_is_folded_away_and_the_task_stays() {
     let world = World::with(engine(2), 2, &hasty());
     let sent = world.send(Send::new("hi")).await.expect("sends");
     let begun = world.next().await;
-    world.record(&begun, 3, vec![artifact("a", "1", false), artifact("a", "2", true)]).await;
+    world.record(&begun, 3, vec![artifact("a", &"1".repeat(300), false), artifact("a", "2", true)]).await;
     let canceled = world.cancel(&sent.id).await.expect("cancels, with an artifact that nobody folded");
     world.finish(&begun, 5, vec![]).await;
     let mut slow = world.watch(&sent.id, Some(1)).await.expect("watches");
@@ -55,17 +55,28 @@ async fn a_parked_task_goes_on_after_its_log_was_folded() {
     world.background();
     let sent = world.send(Send::new("1")).await.expect("sends");
     let begun = world.next().await;
-    world.finish(&begun, 3, vec![artifact("a", "x", false), status(S::InputRequired)]).await;
+    let long = "x".repeat(300);
+    world.finish(&begun, 3, vec![artifact("a", &long, false), status(S::InputRequired)]).await;
     eventually("folded", || async { folded(&world, &sent.id).await }).await;
     let mut watched = world.watch(&sent.id, None).await.expect("watches");
     assert_eq!(short(&one(&mut watched).await), "4 task INPUT_REQUIRED");
     world.send(Send::to(&sent, "2")).await.expect("accepts");
     let begun = world.next().await;
     world.record(&begun, 7, vec![artifact("a", "y", true)]).await;
-    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), "xy");
+    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), format!("{long}y"));
     world.finish(&begun, 8, vec![status(S::Completed)]).await;
     assert_eq!(shorts(watched).await, ["5 SUBMITTED", "6 WORKING", "7 a+=y", "8 COMPLETED"]);
-    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), "xy");
+    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), format!("{long}y"));
+}
+
+#[tokio::test]
+async fn a_short_log_is_not_worth_a_second_look() {
+    let world = World::with(engine(1), 1, &hasty());
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.next().await;
+    world.finish(&begun, 3, vec![artifact("a", "hi", false), status(S::Completed)]).await;
+    assert_eq!(world.engine.index_count(0, "due", None).await.expect("counts"), 0);
+    assert_eq!(numbers(&world, &sent.id).await, [1, 2, 3, 4]);
 }
 
 #[tokio::test]
