@@ -24,6 +24,7 @@ package_of() {
     case "$1" in
         redis-server) echo redis-server ;;
         postgres) echo postgresql ;;
+        nginx) echo nginx ;;
         *) return 1 ;;
     esac
 }

@@ -16,8 +16,8 @@ const { start } = await import('../js/rialto.js');
 let server;
 let client;
 before(async () => {
-  server = await start();
-  client = await new ClientFactory().createFromUrl(server.url);
+  server = await start('/v03');
+  client = await new ClientFactory().createFromUrl(`${server.url}/`);
 });
 after(() => server?.stop());
 
@@ -38,7 +38,7 @@ const text = (events) =>
   events.map((event) => (event.kind === 'task' ? answer(event) : (event.artifact?.parts ?? []).map((part) => part.text ?? '').join(''))).join('');
 
 test('the card is one of 0.3', async () => {
-  const card = await AgentCardResolver.default.resolve(server.url);
+  const card = await AgentCardResolver.default.resolve(`${server.url}/`);
   assert.deepEqual([card.protocolVersion, card.preferredTransport, card.url], ['0.3.0', 'JSONRPC', server.url]);
   assert.equal(card.capabilities.streaming, true);
   assert.ok(card.skills[0].tags.length > 0);

@@ -1,32 +1,29 @@
-"""One server for all tests that do not need one of their own."""
+"""One server for all tests that do not need one of their own: `rialto dev`, or the cluster that is there already."""
 
 import pytest
 
 import wires
-from rialto import Server, python_agent, scripted
+from rialto import CLUSTER, Running, Server, agents
 
-AGENTS = [
-    ("scripted", "/", {}),
-    ("unary", "/unary", {"card": {"streaming": False}}),
-    ("single", "/single", {"max-concurrent": 1}),
-    ("queue", "/queue", {"when-busy": "queue"}),
-    ("open", "/open", {"turn-end": "input-required"}),
-    # Its tasks grow by messages only: no artifact for each turn.
-    ("chat", "/chat", {"turn-end": "input-required", "answer": "status"}),
-    ("status", "/status", {"answer": "status"}),
-    ("talk", "/talk", {"reply": "message"}),
-    ("continue", "/continue", {"continue-waiting": True}),
-    ("tenants", "/tenants", {"tenants": ["red", "blue"]}),
-    ("impatient", "/impatient", {"kill-grace": "1s", "max-concurrent": 1}),
-    ("picky", "/picky", {"card": {"extensions": [{"uri": "https://ext.example.test/v1", "required": True}]}}),
-]
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "one_process: about what one process of a server does")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a cluster, what can be asked of any server; the rest starts servers of its own or is about one process."""
+    if CLUSTER:
+        asked = [one for one in items if "server" in one.fixturenames and not one.get_closest_marker("one_process")]
+        config.hook.pytest_deselected(items=[one for one in items if one not in asked])
+        items[:] = asked
 
 
 @pytest.fixture(scope="session")
 def server():
-    agents = [scripted(name, mount, **settings) for name, mount, settings in AGENTS]
-    extra = python_agent("extra", "/extra", "extra.py", **{"kill-grace": "1s"})
-    with Server([*agents, extra]) as running:
+    if CLUSTER:
+        yield Running(CLUSTER["url"])
+        return
+    with Server(agents()) as running:
         yield running
         assert running.process.poll() is None, f"the server died:\n{running.stderr()[-3000:]}"
 

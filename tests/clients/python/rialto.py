@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+# What `cluster.py` says about the cluster that this run is for, if it is for one.
+CLUSTER: dict | None = json.loads(os.environ.get("RIALTO_TESTS_CLUSTER") or "null")
+
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 
@@ -60,7 +63,52 @@ def python_agent(name: str, mount: str, script: str, **settings) -> dict:
     return {"id": name, "mount": mount, "backend": {"type": "command", "command": command}, **settings}
 
 
-class Server:
+# What the tests of the current protocol talk to: id, mount, settings.
+AGENTS = [
+    ("scripted", "/", {}),
+    ("unary", "/unary", {"card": {"streaming": False}}),
+    ("single", "/single", {"max-concurrent": 1}),
+    ("queue", "/queue", {"when-busy": "queue"}),
+    ("open", "/open", {"turn-end": "input-required"}),
+    # Its tasks grow by messages only: no artifact for each turn.
+    ("chat", "/chat", {"turn-end": "input-required", "answer": "status"}),
+    ("status", "/status", {"answer": "status"}),
+    ("talk", "/talk", {"reply": "message"}),
+    ("continue", "/continue", {"continue-waiting": True}),
+    ("tenants", "/tenants", {"tenants": ["red", "blue"]}),
+    ("impatient", "/impatient", {"kill-grace": "1s", "max-concurrent": 1}),
+    ("picky", "/picky", {"card": {"extensions": [{"uri": "https://ext.example.test/v1", "required": True}]}}),
+]
+
+
+def agents() -> list[dict]:
+    """The sections of `AGENTS`, and of what the scripted agent has no command for."""
+    extra = python_agent("extra", "/extra", "extra.py", **{"kill-grace": "1s"})
+    return [*(scripted(name, mount, **settings) for name, mount, settings in AGENTS), extra]
+
+
+def agents_of_0_3(under: str = "") -> list[dict]:
+    """What the tests of protocol 0.3 talk to, mounted at or below `under`."""
+    return [
+        scripted("old", under or "/", **{"a2a-0.3": True}),
+        scripted("old-talk", f"{under}/talk", reply="message", **{"a2a-0.3": True}),
+        scripted("new", f"{under}/new"),
+    ]
+
+
+class Running:
+    """A server that somebody else started."""
+
+    def __init__(self, url: str):
+        self.url = url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        return parts.hostname, parts.port
+
+
+class Server(Running):
     """One `rialto dev`. Its data outlive it when `data` is given."""
 
     def __init__(self, agents: list[dict], data: Path | None = None, flags: list[str] | None = None, **settings):
@@ -70,7 +118,7 @@ class Server:
         self.data = data
         self.flags = flags or []
         self.process: subprocess.Popen | None = None
-        self.url = ""
+        super().__init__("")
         self.log = self.folder / "stderr.log"
 
     def start(self, timeout: float = 30) -> Server:
@@ -96,11 +144,6 @@ class Server:
         assert line.startswith("ready: http://"), f"the first line of stdout is {line!r}"
         self.url = line.removeprefix("ready: ").strip().rstrip("/")
         return self
-
-    @property
-    def address(self) -> tuple[str, int]:
-        parts = urlsplit(self.url)
-        return parts.hostname, parts.port
 
     def stderr(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -135,7 +178,7 @@ class Server:
         self.kill()
 
 
-def connect(server: Server, receive_buffer: int | None = None) -> socket.socket:
+def connect(server: Running, receive_buffer: int | None = None) -> socket.socket:
     """A bare TCP connection; a small receive buffer makes a slow reader felt soon."""
     stream = socket.socket()
     if receive_buffer:

@@ -42,6 +42,7 @@ def test_c47_the_watcher_of_a_stream_answers_at_once(wire):
         assert state(done) == "COMPLETED"
 
 
+@pytest.mark.one_process
 def test_c49_which_states_accept_messages_is_anybodys_guess(clients, context):
     for name in WIRES:
         client, single = clients(name), clients(name, "/single")
@@ -196,6 +197,7 @@ def test_c57_an_agent_that_ignores_cancel_is_killed_and_its_slot_is_free(clients
     assert state(get(client, task)) == "CANCELED"
 
 
+@pytest.mark.one_process
 def test_a_queued_turn_that_was_canceled_never_runs(clients):
     client = clients("jsonrpc", "/single")
     busy = post(client, "sleep:1")

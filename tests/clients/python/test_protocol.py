@@ -174,6 +174,7 @@ def test_c7_unknown_states_are_mangled_into_a_made_up_word(clients, name, status
     assert "status" in " ".join([fault.value.message, *fault.value.fields])
 
 
+@pytest.mark.one_process
 def test_c9_a_stored_status_may_have_no_timestamp(clients, server, context):
     single, main = clients("jsonrpc", "/single"), clients("jsonrpc")
     busy = post(single, "sleep:3", contextId=f"{context}-busy")

@@ -5,6 +5,7 @@ Only the wire formats are written here by hand, so that a test sees what is real
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
@@ -18,6 +19,8 @@ from a2a.types import a2a_pb2 as pb
 from a2a.types import a2a_pb2_grpc
 from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
+
+from rialto import CLUSTER
 
 # Operation: (verb, path, request type). Members of the request named in the path leave the query and the body.
 OPERATIONS = {
@@ -250,24 +253,27 @@ class Rest(_Http):
 
 
 class Grpc:
-    """gRPC; `url` is `host:port`."""
+    """gRPC; `url` is `host:port`. Calls take turns on `connections`, each of which a balancer may send elsewhere."""
 
     name = "grpc"
 
-    def __init__(self, url: str, tenant: str = ""):
-        self.tenant = tenant
-        self.channel = grpc.insecure_channel(
-            url, options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-        )
-        self.stub = a2a_pb2_grpc.A2AServiceStub(self.channel)
+    def __init__(
+        self, url: str, tenant: str = "", connections: int = len(CLUSTER["gateways"]) if CLUSTER else 1,
+        options: list[tuple] = (),
+    ):
+        self.url, self.tenant = url, tenant
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1), *options]
+        self.channels = [grpc.insecure_channel(url, options=options) for _ in range(connections)]
+        self.stubs = itertools.cycle([a2a_pb2_grpc.A2AServiceStub(channel) for channel in self.channels])
 
     def close(self) -> None:
-        self.channel.close()
+        for channel in self.channels:
+            channel.close()
 
     def _start(self, operation, params, version, headers, timeout):
         request = json_format.ParseDict({"tenant": self.tenant} | (params or {}), OPERATIONS[operation][2]())
         metadata = list(_headers(version, headers).items())
-        return getattr(self.stub, operation), request, {"metadata": metadata, "timeout": timeout}
+        return getattr(next(self.stubs), operation), request, {"metadata": metadata, "timeout": timeout}
 
     def call(self, operation: str, params: dict | None = None, version=VERSION, headers=None, timeout=60):
         method, request, options = self._start(operation, params, version, headers, timeout)

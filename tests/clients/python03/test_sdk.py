@@ -23,19 +23,17 @@ from a2a.types import (
     TextPart,
 )
 
-from rialto import Server, scripted
+from rialto import CLUSTER, Running, Server, agents_of_0_3
 
 NUMBERS = "urn:rialto:event-number:v1"
 
 
 @pytest.fixture(scope="session")
 def server():
-    agents = [
-        scripted("old", "/", **{"a2a-0.3": True}),
-        scripted("talk", "/talk", reply="message", **{"a2a-0.3": True}),
-        scripted("new", "/new"),
-    ]
-    with Server(agents) as running:
+    if CLUSTER:
+        yield Running(CLUSTER["url"] + "/v03")
+        return
+    with Server(agents_of_0_3()) as running:
         yield running
         assert running.process.poll() is None, f"the server died:\n{running.stderr()[-3000:]}"
 

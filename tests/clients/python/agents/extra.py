@@ -25,6 +25,9 @@ def main() -> None:
             with open(rest, "a") as counter:
                 counter.write(f"{turn['attempt']}\n")
             time.sleep(0.1)
+    elif command == "fail":
+        say(type="failed", reason="\u00e9" * int(rest))
+        return
     elif command == "reject":
         say(type="rejected", reason="not today")
         return

@@ -18,15 +18,19 @@ type Client = A2AClient<Box<dyn Transport>>;
 
 const BINDINGS: [&str; 2] = [TRANSPORT_PROTOCOL_JSONRPC, TRANSPORT_PROTOCOL_HTTP_JSON];
 
-/// `rialto dev` with the scripted agent at `/`; killed when dropped.
+/// `rialto dev` with the scripted agent at `/`, killed when dropped; or a cluster that is there already.
 struct Rialto {
-    process: Child,
     url: String,
-    _folder: tempfile::TempDir,
+    dev: Option<(Child, tempfile::TempDir)>,
 }
 
 impl Rialto {
     fn start() -> Result<Self> {
+        if let Ok(cluster) = env::var("RIALTO_TESTS_CLUSTER") {
+            let cluster: Value = serde_json::from_str(&cluster)?;
+            let url = cluster["url"].as_str().context("the cluster's URL")?;
+            return Ok(Self { url: url.to_owned(), dev: None });
+        }
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("rialto.yaml");
         let backend = json!({"type": "command", "command": [built("SCRIPTED_AGENT_BIN", "scripted_agent")?], "persistent": true});
@@ -44,7 +48,7 @@ impl Rialto {
         let Some(url) = line.strip_prefix("ready: ") else {
             bail!("not ready: {line:?}\n{}", fs::read_to_string(folder.path().join("stderr.log"))?);
         };
-        Ok(Self { process, url: url.trim().to_owned(), _folder: folder })
+        Ok(Self { url: url.trim().to_owned(), dev: Some((process, folder)) })
     }
 
     async fn client(&self, binding: &str) -> Result<Client> {
@@ -58,7 +62,9 @@ impl Rialto {
 
 impl Drop for Rialto {
     fn drop(&mut self) {
-        self.process.kill().and_then(|()| self.process.wait()).ok();
+        if let Some((process, _)) = &mut self.dev {
+            process.kill().and_then(|()| process.wait()).ok();
+        }
     }
 }
 
