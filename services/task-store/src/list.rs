@@ -18,7 +18,7 @@ use rialto_store::{Batch, Check, Error as KernelError, IndexQuery, Op, Order, Sh
 use tokio::sync::OnceCell;
 
 use crate::{
-    keys::{self, ScopeKey, TaskId},
+    keys::{self, ScopeKey, TaskId, TurnId},
     read::Shape,
     store::{Store, failed},
     stored::Head,
@@ -52,6 +52,12 @@ pub(crate) struct Seal {
 impl Seal {
     async fn key(&self, store: &Store) -> Result<&hmac::Key, Error> {
         self.key.get_or_try_init(|| shared_key(store)).await
+    }
+
+    /// An id that is the same for the same name, in each replica, and that nobody else can know.
+    pub(crate) async fn turn(&self, store: &Store, name: &str) -> Result<TurnId, Error> {
+        let tag = hmac::sign(self.key(store).await?, format!("turn {name}").as_bytes());
+        tag.as_ref().first_chunk().copied().ok_or_else(Error::internal)
     }
 
     async fn write(&self, store: &Store, filter: &Filter<'_>, cursor: Cursor) -> Result<String, Error> {
