@@ -49,7 +49,7 @@ pub struct Span {
     pub id: String,
     /// The id of what caused it; empty at the root.
     pub parent: String,
-    /// `server`, `client` or `internal`.
+    /// `server`, `client`, `consumer` or `internal`.
     pub kind: &'static str,
     /// Nanoseconds since 1970.
     pub start: u64,
@@ -236,6 +236,7 @@ impl TraceService for Door {
                         kind: match span.kind {
                             2 => "server",
                             3 => "client",
+                            5 => "consumer",
                             _ => "internal",
                         },
                         start: span.start_time_unix_nano,

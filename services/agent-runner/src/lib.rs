@@ -7,6 +7,7 @@
 pub mod backend;
 mod calls;
 mod held;
+mod observe;
 mod scribe;
 mod turn;
 
@@ -23,7 +24,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use self::{backend::Backend, held::Held, turn::Turns};
+use self::{backend::Backend, held::Held, observe::Figures, turn::Turns};
 
 /// What a runner is to do.
 #[derive(Clone, Debug)]
@@ -77,11 +78,14 @@ pub async fn run_with(
             tick: None,
         };
         let (client, held, grace_over) = (tasks.clone(), held.clone(), grace_over.clone());
-        let turns = Turns { agent, backend: backend.clone(), client, held, grace_over };
+        let figures = Figures::new(&agent.id);
+        let slots = figures.open(agent.max_concurrent);
+        let turns = Turns { agent, backend: backend.clone(), client, held, figures, grace_over };
         let stop = stop.clone();
         async move {
             worker.run(Arc::new(turns), stop, stop_grace + HAND_BACK).await;
             backend.close().await;
+            drop(slots);
         }
     }));
     let grace = async {

@@ -9,25 +9,27 @@ use std::{
 
 use bytes::Bytes;
 use futures::FutureExt as _;
+use opentelemetry::trace::SpanContext;
 use prost::Message as _;
 use rialto_a2a::{Error, Kind};
 use rialto_rpc::tasks::{
     BeginRequest, Claim, FinishRequest, HandBackRequest, HeldTurn, Outcome, RecordRequest, RunEntry, TaskStoreClient,
     Turn as Begun,
 };
-use rialto_runtime::config;
+use rialto_runtime::{config, telemetry::trace};
 use rialto_store::worker::{Outcome as Settled, Work};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{Instrument as _, Span, error, field::Empty, info, info_span, warn};
 
 use crate::{
     backend::{AgentEvent, Backend, Crash, End, Events, Turn},
     calls::{Failure, pauses, persist},
     held::Held,
+    observe::{self, Figures},
     scribe::{Page, Place, Scribe, Style, Urgency},
 };
 
@@ -48,6 +50,7 @@ pub(crate) struct Turns {
     pub backend: Arc<dyn Backend>,
     pub client: TaskStoreClient,
     pub held: Held,
+    pub figures: Figures,
     /// Turns that still run have to be handed back now.
     pub grace_over: CancellationToken,
 }
@@ -70,8 +73,18 @@ enum Stop {
 /// What is left to do after an attempt.
 #[derive(Debug)]
 enum Attempt {
-    Settled(Settled),
+    /// Nothing here; with what figures call it.
+    Settled(Settled, &'static str),
     Again,
+}
+
+impl Attempt {
+    const fn outcome(&self) -> &'static str {
+        match self {
+            Self::Settled(_, outcome) => outcome,
+            Self::Again => "crashed",
+        }
+    }
 }
 
 type Recording<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Send + 'a>>;
@@ -79,6 +92,7 @@ type Recording<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Failure>> + Sen
 impl Turns {
     /// Sees a claimed turn through.
     pub(crate) async fn work(&self, work: &Work) -> Settled {
+        let _slot = self.figures.slot();
         let run = match RunEntry::decode(work.claimed.entry.payload.clone()) {
             Ok(run) if run.schema > SCHEMA => {
                 warn!(schema = run.schema, "a run entry is left for a newer runner");
@@ -94,9 +108,10 @@ impl Turns {
             entry: work.claimed.entry.id.to_string(),
             consumer: work.consumer.to_string(),
         };
+        let sender = trace::parse(&run.traceparent);
         let mut pauses = pauses();
         loop {
-            let begun = match self.begin(&run, &claim, &work.lost).await {
+            let begun = match trace::within(sender.clone(), self.begin(&run, &claim, &work.lost)).await {
                 Ok(Some(begun)) => begun,
                 Ok(None) | Err(Failure::Lost) => return Settled::Settled,
                 Err(Failure::Refused(error)) => {
@@ -114,7 +129,13 @@ impl Turns {
                 fence: begun.fence,
                 claim: Some(claim.clone()),
             };
-            if let Attempt::Settled(settled) = self.attempt(&held, begun, work).await {
+            if begun.attempt == 1 {
+                self.figures.begun(&run, sender.as_ref());
+            }
+            let (started, span) = (Instant::now(), self.span(&held, begun.attempt, sender.as_ref()));
+            let attempt = self.attempt(&held, &run, begun, work).instrument(span).await;
+            self.figures.ended(started, attempt.outcome());
+            if let Attempt::Settled(settled, _) = attempt {
                 return settled;
             }
             // The entry stays claimed, and its slot taken, while the crash cools down. The next attempt is
@@ -148,15 +169,32 @@ impl Turns {
         Ok(reply.await?.turn)
     }
 
-    #[tracing::instrument(name = "turn", skip_all, fields(agent = self.agent.id, task.id = held.task_id, attempt = begun.attempt))]
-    async fn attempt(&self, held: &HeldTurn, begun: Begun, work: &Work) -> Attempt {
+    /// Of an attempt; part of its sender's trace, and of every log line about it.
+    fn span(&self, held: &HeldTurn, attempt: u32, sender: Option<&SpanContext>) -> Span {
+        trace::under(
+            || sender.cloned(),
+            || {
+                info_span!(
+                    "turn",
+                    otel.kind = "consumer",
+                    agent = self.agent.id,
+                    task.id = held.task_id,
+                    attempt,
+                    outcome = Empty,
+                    otel.status_code = Empty,
+                )
+            },
+        )
+    }
+
+    async fn attempt(&self, held: &HeldTurn, run: &RunEntry, begun: Begun, work: &Work) -> Attempt {
         let _hold = self.held.add(&work.claimed, held.clone(), work.canceled.clone());
         let lost = &work.lost;
-        let (turn, place) = self.introduce(held, begun, work);
+        let (turn, place) = self.introduce(held, run, begun, work);
         let style = Style { answer: self.agent.answer, reply: self.agent.reply, turn_end: self.agent.turn_end };
         let mut scribe = Scribe::new(style, place);
 
-        match self.drive(held, &turn, &mut scribe, work).await {
+        let attempt = match self.drive(held, &turn, &mut scribe, work).await {
             Stop::Ended(end) => self.finish(held, &mut scribe, end, lost).await,
             Stop::TimedOut => self.finish(held, &mut scribe, End::Failed("turn timed out".to_owned()), lost).await,
             Stop::Canceled => self.confirm_cancel(held, lost).await,
@@ -165,12 +203,17 @@ impl Turns {
                 Attempt::Again
             }
             Stop::Fenced => fenced(),
-            Stop::GraceOver => Attempt::Settled(self.hand_back(held.clone(), lost).await),
+            Stop::GraceOver => Attempt::Settled(self.hand_back(held.clone(), lost).await, "handed_back"),
+        };
+        Span::current().record("outcome", attempt.outcome());
+        if matches!(attempt.outcome(), "failed" | "crashed") {
+            Span::current().record("otel.status_code", "error");
         }
+        attempt
     }
 
     /// What the backend, and what the scribe, must know about the turn.
-    fn introduce(&self, held: &HeldTurn, begun: Begun, work: &Work) -> (Turn, Place) {
+    fn introduce(&self, held: &HeldTurn, run: &RunEntry, begun: Begun, work: &Work) -> (Turn, Place) {
         let task = begun.task.unwrap_or_default();
         let place = Place {
             task_id: held.task_id.clone(),
@@ -194,6 +237,7 @@ impl Turns {
             conversation: begun.conversation,
             journal: begun.journal.into_iter().map(|entry| entry.payload).collect(),
             metadata: task.metadata.unwrap_or_default(),
+            traceparent: trace::current().as_ref().map_or_else(|| run.traceparent.clone(), trace::traceparent),
             cancel: CancellationToken::new(),
             stopping: work.stopping.clone(),
         };
@@ -300,6 +344,7 @@ impl Turns {
     }
 
     async fn finish(&self, held: &HeldTurn, scribe: &mut Scribe, end: End, lost: &CancellationToken) -> Attempt {
+        let ended = observe::outcome(&end, self.agent.turn_end);
         let closing = scribe.close(end);
         match self.call_finish(held, closing.page, closing.history, lost).await {
             Err(Failure::Refused(error)) => {
@@ -308,15 +353,21 @@ impl Turns {
                 scribe.discard();
                 let closing = scribe.close(refused(&error));
                 let outcome = self.call_finish(held, closing.page, closing.history, lost).await;
-                self.settle(held, outcome, lost).await
+                self.settle(held, outcome, "failed", lost).await
             }
-            outcome => self.settle(held, outcome, lost).await,
+            outcome => self.settle(held, outcome, ended, lost).await,
         }
     }
 
-    async fn settle(&self, held: &HeldTurn, outcome: Result<Outcome, Failure>, lost: &CancellationToken) -> Attempt {
+    async fn settle(
+        &self,
+        held: &HeldTurn,
+        outcome: Result<Outcome, Failure>,
+        ended: &'static str,
+        lost: &CancellationToken,
+    ) -> Attempt {
         match outcome {
-            Ok(Outcome::Ok) => Attempt::Settled(Settled::Settled),
+            Ok(Outcome::Ok) => Attempt::Settled(Settled::Settled, ended),
             Ok(Outcome::Canceled) => self.confirm_cancel(held, lost).await,
             Ok(Outcome::Fenced) | Err(Failure::Lost) => fenced(),
             Err(Failure::Refused(error)) => {
@@ -328,7 +379,7 @@ impl Turns {
 
     async fn confirm_cancel(&self, held: &HeldTurn, lost: &CancellationToken) -> Attempt {
         match self.call_finish(held, Page::default(), None, lost).await {
-            Ok(Outcome::Ok | Outcome::Canceled) => Attempt::Settled(Settled::Settled),
+            Ok(Outcome::Ok | Outcome::Canceled) => Attempt::Settled(Settled::Settled, "canceled"),
             Ok(Outcome::Fenced) | Err(Failure::Lost) => fenced(),
             Err(Failure::Refused(error)) => {
                 error!(%error, "task-store refuses to confirm the cancel");
@@ -398,7 +449,7 @@ fn drain(receiver: &mut mpsc::Receiver<AgentEvent>, scribe: &mut Scribe) -> Resu
 
 fn fenced() -> Attempt {
     warn!("fenced: another attempt owns the turn");
-    Attempt::Settled(Settled::Settled)
+    Attempt::Settled(Settled::Settled, "fenced")
 }
 
 fn invalid_response(detail: &str) -> End {

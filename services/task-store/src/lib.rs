@@ -11,6 +11,7 @@ mod cancel;
 mod change;
 mod keys;
 mod list;
+mod observe;
 mod read;
 mod run;
 mod runner;

@@ -16,7 +16,7 @@ use crate::{
     cache::Cache,
     change::{Change, Decide, Decision, Need, State},
     keys::TaskId,
-    send,
+    observe, send,
     stored::{Context, Folded, Head, Held, Place, tag},
     watch::Tails,
 };
@@ -153,7 +153,7 @@ impl Store {
                 runs.insert(key.clone(), n);
             }
         }
-        let committed = self.engine.commit(batch).await?;
+        let committed = observe::commit(&*self.engine, batch).await?;
         let mut versions = committed.versions.into_iter();
         for draft in std::mem::take(&mut change.drafts) {
             let Some(version) = versions.next() else { break };

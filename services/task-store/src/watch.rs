@@ -30,6 +30,7 @@ use tonic::Status;
 
 use crate::{
     keys::TaskId,
+    observe,
     read::{Shape, snapshot_event},
     store::{Store, corrupt},
     stored::{Place, tag},
@@ -73,6 +74,7 @@ impl Tails {
         let tail = map.entry(task).or_insert_with(|| Arc::new(Tail::new(task)));
         let tail = Arc::clone(tail);
         tail.seats.fetch_add(1, Ordering::Relaxed);
+        observe::watchers(1);
         drop(map);
         let listening = self.listening.get(usize::from(task.shard())).is_some_and(|it| it.load(Ordering::Acquire));
         if !listening {
@@ -324,6 +326,7 @@ pub(crate) struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        observe::watchers(-1);
         let mut map = lock(&self.map);
         if self.tail.seats.fetch_sub(1, Ordering::Relaxed) == 1 {
             map.remove(&self.tail.task);

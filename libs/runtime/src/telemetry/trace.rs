@@ -11,8 +11,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::{
-    Context, KeyValue,
-    global::{self},
+    Context, KeyValue, StringValue, Value, global,
     trace::{
         Span as _, SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState, Tracer as _,
         get_active_span,
@@ -58,7 +57,7 @@ pub fn current() -> Option<SpanContext> {
 /// Makes a span that continues somebody else's trace, or begins one.
 pub fn under(parent: impl FnOnce() -> Option<SpanContext>, make: impl FnOnce() -> Span) -> Span {
     if !is_on() {
-        return Span::none();
+        return make();
     }
     let context = match parent() {
         Some(parent) => Context::new().with_remote_span_context(parent),
@@ -86,6 +85,13 @@ pub async fn within<F: Future>(parent: Option<SpanContext>, future: F) -> F::Out
 pub fn rename(name: &'static str) {
     if is_on() {
         get_active_span(|span| span.update_name(name));
+    }
+}
+
+/// Adds a list to the span of the running code; fields of `tracing` have no lists.
+pub fn set_list(key: &'static str, values: Vec<StringValue>) {
+    if is_on() {
+        get_active_span(|span| span.set_attribute(KeyValue::new(key, Value::Array(values.into()))));
     }
 }
 

@@ -116,6 +116,8 @@ pub struct Turn {
     pub journal: Vec<Bytes>,
     /// The task's metadata.
     pub metadata: Struct,
+    /// W3C trace context of this turn, for what the backend does; empty when its sender has none.
+    pub traceparent: String,
     /// Fires when the work is no longer wanted: end soon, or be dropped after the grace period.
     pub cancel: CancellationToken,
     /// Fires when the process wants to stop: a turn that ends within the grace period counts, one that does not

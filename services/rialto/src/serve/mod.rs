@@ -2,6 +2,7 @@
 
 mod gate;
 mod health;
+mod metrics;
 mod process;
 mod store;
 

@@ -41,6 +41,8 @@ struct TurnLine<'a> {
     conversation: &'a [Message],
     journal: Vec<Option<&'a RawValue>>,
     metadata: &'a Struct,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    traceparent: &'a str,
 }
 
 /// The line that starts a turn.
@@ -60,6 +62,7 @@ pub(super) fn turn_line(turn: &Turn) -> Bytes {
         // Entries of another backend, from before a change of the configuration, need not be JSON.
         journal: turn.journal.iter().map(|entry| serde_json::from_slice(entry).ok()).collect(),
         metadata: &turn.metadata,
+        traceparent: &turn.traceparent,
     };
     // Messages come from the task-store, which refuses what JSON cannot say.
     let mut bytes = serde_json::to_vec(&line).expect("a stored message can be written as JSON");

@@ -265,7 +265,7 @@ impl Openai {
             // The endpoint's own words stay here.
             let known = ["stop", "length", "content_filter", "tool_calls", "function_call"];
             let reason = if known.contains(&reason) { reason } else { "other" };
-            trace::set_list("gen_ai.response.finish_reasons", vec![reason.into()]);
+            trace::set_list("gen_ai.response.finish_reasons", vec![reason.to_owned().into()]);
             let metadata: Struct = [("finishReason", reason)].into_iter().collect();
             events.send(AgentEvent::Metadata(metadata)).await;
         }
