@@ -7,7 +7,7 @@ use rialto_runtime::{telemetry, units::Span};
 use url::Url;
 
 use crate::{
-    bench,
+    admin, bench,
     client::Binding,
     config, dev,
     serve::{self, Role},
@@ -47,6 +47,8 @@ enum Command {
     /// Work with tasks
     #[command(subcommand)]
     Task(TaskCommand),
+    /// See and do what an operator needs, over the admin port
+    Admin(admin::AdminArgs),
     /// Work with configurations
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -193,14 +195,16 @@ enum ConfigCommand {
     },
 }
 
-fn web_url(text: &str) -> Result<Url, String> {
+/// A URL of a server.
+pub(crate) fn web_url(text: &str) -> Result<Url, String> {
     match Url::parse(text) {
         Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
         _ => Err("must be a URL such as http://127.0.0.1:8080".to_owned()),
     }
 }
 
-fn positive_span(text: &str) -> Result<Duration, String> {
+/// A length of time that is more than none.
+pub(crate) fn positive_span(text: &str) -> Result<Duration, String> {
     match text.parse::<Span>()?.0 {
         Duration::ZERO => Err("must be longer than 0".to_owned()),
         span => Ok(span),
@@ -230,6 +234,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Stream(args) => runtime.block_on(talk::stream(args)),
         Command::Card(args) => runtime.block_on(talk::card(args)),
         Command::Task(command) => runtime.block_on(talk::task(command)),
+        Command::Admin(args) => runtime.block_on(admin::run(args)),
         Command::Bench(bench) => match runtime.block_on(bench.run()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(1, &format!("{error:#}")),

@@ -1,5 +1,6 @@
 //! The `rialto` binary: servers, a client, and what an operator needs. The work is in the other rooms.
 
+mod admin;
 mod bench;
 mod cli;
 mod client;

@@ -32,19 +32,7 @@ impl Http {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(fault("must begin with http:// or https://"));
         }
-        let mut builder = reqwest::Client::builder()
-            .connect_timeout(CONNECT)
-            .redirect(reqwest::redirect::Policy::none())
-            .user_agent(concat!("rialto/", env!("CARGO_PKG_VERSION")));
-        if is_loopback(&url) {
-            builder = builder.no_proxy();
-        }
-        if url.scheme() == "http" {
-            // Machines without any CA certificate can still talk in the clear.
-            builder = builder.tls_certs_only([]);
-        }
-        let client = builder.build().map_err(|error| Failure::Unreachable(sentence(&error)))?;
-        Ok(Self { client, base: url })
+        Ok(Self { client: connector(&url)?, base: url })
     }
 
     /// The URL of a path of the interface; `path` is empty or begins with `/`, and is encoded already.
@@ -120,6 +108,25 @@ impl Http {
     }
 }
 
+/// What makes connections to a server.
+///
+/// # Errors
+/// Its certificates cannot be judged on this machine.
+pub(crate) fn connector(url: &Url) -> Result<reqwest::Client> {
+    let mut builder = reqwest::Client::builder()
+        .connect_timeout(CONNECT)
+        .redirect(reqwest::redirect::Policy::none())
+        .user_agent(concat!("rialto/", env!("CARGO_PKG_VERSION")));
+    if is_loopback(url) {
+        builder = builder.no_proxy();
+    }
+    if url.scheme() == "http" {
+        // Machines without any CA certificate can still talk in the clear.
+        builder = builder.tls_certs_only([]);
+    }
+    builder.build().map_err(|error| Failure::Unreachable(sentence(&error)))
+}
+
 fn grow(body: &mut Vec<u8>, chunk: &Bytes, limit: usize) -> Result<()> {
     if body.len() + chunk.len() > limit {
         return Err(Failure::garbage(format_args!("it is larger than {} MiB", limit >> 20)));
@@ -145,7 +152,7 @@ fn is_loopback(url: &Url) -> bool {
 }
 
 /// What is at the bottom of an error: `connection refused` and not `error sending request`.
-pub(super) fn cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;

@@ -19,7 +19,10 @@ use rialto_a2a::v1::{
 };
 use url::Url;
 
-pub(crate) use self::card::fetch as fetch_card;
+pub(crate) use self::{
+    card::fetch as fetch_card,
+    http::{cause, connector},
+};
 
 /// The version of the protocol that this client speaks.
 const VERSION: &str = "1.0";

@@ -10,22 +10,31 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use rialto_a2a::Error;
-use rialto_rpc::tasks::Server;
+use rialto_rpc::tasks::{self, Server, admin_server::AdminServer};
 use rialto_task_store::TaskStore;
 use tonic::{
     body::Body,
     codegen::{BoxFuture, Service, StdError},
 };
 
+/// How the paths of the calls of operators begin.
+const ADMIN: &str = "/rialto.tasks.v1.Admin/";
+
 /// A server that says UNAVAILABLE until there is one.
 #[derive(Clone, Default)]
-pub(super) struct Gate(Arc<OnceLock<Server<TaskStore>>>);
+pub(super) struct Gate(Arc<OnceLock<Servers>>);
+
+/// The two contracts of one service.
+struct Servers {
+    tasks: Server<TaskStore>,
+    admin: AdminServer<TaskStore>,
+}
 
 impl Gate {
     /// From here on, calls are answered.
-    pub(super) fn open(&self, server: Server<TaskStore>) {
+    pub(super) fn open(&self, service: TaskStore) {
         // A second one would be another view of the same store; the first one is as good.
-        drop(self.0.set(server));
+        drop(self.0.set(Servers { tasks: tasks::server(service.clone()), admin: tasks::admin_server(service) }));
     }
 }
 
@@ -50,7 +59,8 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         match self.0.get() {
-            Some(server) => server.clone().call(request),
+            Some(servers) if request.uri().path().starts_with(ADMIN) => servers.admin.clone().call(request),
+            Some(servers) => servers.tasks.clone().call(request),
             None => Box::pin(async { Ok(Error::unavailable().to_status().into_http()) }),
         }
     }
