@@ -52,6 +52,10 @@ python_suite() {
         "$folder/.venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$folder/requirements.txt"
         printf '%s' "$wanted" > "$installed"
     fi
+    if [ -z "${NGINX_BIN:-}" ]; then
+        NGINX_BIN=$(../../scripts/test-needs.sh nginx) || return 1
+        export NGINX_BIN
+    fi
     (cd "$folder" && .venv/bin/python -B -m pytest "$@")
 }
 
@@ -68,9 +72,6 @@ js_suite() {
 rust_suite() {
     (cd rust && CARGO_TARGET_DIR="$(realpath ../../../target)/clients" cargo test --quiet --locked)
 }
-
-NGINX_BIN=${NGINX_BIN:-$(../../scripts/test-needs.sh nginx)}
-export NGINX_BIN
 
 failed=0
 in_cluster=
