@@ -18,7 +18,10 @@ use rialto_rpc::tasks::{
     AdminClient, AgentRef, DropDeadRequest, GetDeadRequest, GrantRequest, InspectRequest, ListDeadRequest,
     ListStuckRequest, QueuesRequest, ReplayDeadRequest, RunnersRequest, TaskStoreClient,
 };
-use rialto_runtime::{config::Config, units::Span};
+use rialto_runtime::{
+    config::{Agent, Config},
+    units::Span,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::time::timeout;
 use tonic::Status;
@@ -43,11 +46,7 @@ pub(crate) struct Api {
 impl Api {
     /// By task-store, about the agents of a configuration.
     pub(crate) fn new(config: &Config, admin: AdminClient, tasks: TaskStoreClient) -> Self {
-        let agent = |agent: &rialto_runtime::config::Agent| AgentRef {
-            id: agent.id.clone(),
-            lease_ms: agent.lease.as_millis(),
-        };
-        Self { admin, tasks, agents: config.agents.iter().map(agent).collect() }
+        Self { admin, tasks, agents: agents(config).into() }
     }
 
     fn agents(&self) -> Vec<AgentRef> {
@@ -68,6 +67,12 @@ impl Api {
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(self)
     }
+}
+
+/// The agents that task-store is asked about.
+pub(crate) fn agents(config: &Config) -> Vec<AgentRef> {
+    let agent = |agent: &Agent| AgentRef { id: agent.id.clone(), lease_ms: agent.lease.as_millis() };
+    config.agents.iter().map(agent).collect()
 }
 
 /// An error as `application/problem+json` (RFC 9457).

@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub(crate) use self::api::Api;
+pub(crate) use self::api::{Api, agents};
 use self::{
     api::Granted,
     client::{Client, Failure, read_token},

@@ -3,6 +3,7 @@
 mod crew;
 mod dead;
 mod facts;
+mod measure;
 mod queues;
 mod stuck;
 
