@@ -1,7 +1,7 @@
 //! Tasks per second: a bare loop of the three commits and the claim that an echo task takes, and nothing else.
 //!
 //! `cargo bench -p rialto-store` prints one line per engine and number of callers: tasks per second, and the CPU time
-//! per task of this process and of Redis. `BENCH_SECONDS` is the time for each, `BENCH_ONLY="durable 64"` picks one.
+//! per task of this process and of Redis, and the commands that Redis ran. `BENCH_SECONDS` is the time for each, `BENCH_ONLY="durable 64"` picks one.
 
 #![expect(clippy::disallowed_methods, reason = "this is a program of its own, and it measures")]
 
@@ -95,7 +95,11 @@ async fn measure(engine: &Arc<dyn Engine>, redis: Option<&RedisServer>, callers:
     let rate = tasks / took.as_secs_f64();
     let own = cpu.as_micros() as f64 / tasks;
     match redis {
-        Some(_) => format!("{rate:>8.0} tasks/s, {own:>6.0} + {:>6.0} µs CPU per task", redis_cpu * 1e6 / tasks),
+        Some(redis) => {
+            let commands: u64 = redis.calls().await.expect("statistics").iter().map(|(_, calls)| calls).sum();
+            let (cpu, commands) = (redis_cpu * 1e6 / tasks, commands as f64 / tasks);
+            format!("{rate:>8.0} tasks/s, {own:>6.0} + {cpu:>6.0} µs CPU and {commands:.0} commands per task")
+        }
         None => format!("{rate:>8.0} tasks/s, {own:>6.0} µs CPU per task"),
     }
 }

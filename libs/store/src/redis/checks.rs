@@ -191,14 +191,16 @@ async fn fsync(connection: &mut MultiplexedConnection) -> Option<String> {
 
 /// Checks the master that the Sentinels name.
 async fn check_master(target: &Target) -> Result<(), OpenError> {
-    let away = |reason| OpenError::Unreachable {
-        place: format!("the master {:?} of the sentinels", target.sentinel.as_deref().unwrap_or_default()),
-        reason,
+    let asked = format!("the master {:?} of the sentinels", target.sentinel.as_deref().unwrap_or_default());
+    let place = match master(target).await {
+        Ok(place) => place,
+        Err(error) => return Err(unreachable(&error, asked)),
     };
-    let place = master(target).await.map_err(|error| away(error.to_string()))?;
     match inspect(target, &place).await {
         // The Sentinels lag behind a fail-over.
-        Err(OpenError::Role { .. }) => Err(away(format!("{} is not a master", written(&place)))),
+        Err(OpenError::Role { .. }) => {
+            Err(OpenError::Unreachable { place: asked, reason: format!("{} is not a master", written(&place)) })
+        }
         checked => checked.map(drop),
     }
 }

@@ -15,7 +15,8 @@ use crate::Shard;
 pub struct RedisConfig {
     /// `redis://[user[:password]@]host[:port][,host[:port]…][/db]` for a server, or for a cluster, of which some
     /// nodes are enough; `redis+sentinel://…/<master name>[/db]` for the master that Sentinels name. `rediss` in
-    /// place of `redis` for TLS. User and password are those of the servers; Sentinels are asked without.
+    /// place of `redis` for TLS. User and password are those of the servers; those of the Sentinels, if they ask for
+    /// any, follow as `?sentinel-password=…` and `&sentinel-user=…`. All are percent-encoded.
     pub url: String,
     /// Starts every key, so that several installations share a Redis.
     pub prefix: String,
@@ -68,6 +69,7 @@ pub(super) struct Target {
     /// Name of the master, when the hosts are Sentinels.
     pub(super) sentinel: Option<String>,
     settings: RedisConnectionInfo,
+    sentinel_settings: RedisConnectionInfo,
     tls: bool,
     certificates: Option<TlsCertificates>,
 }
@@ -77,7 +79,7 @@ impl Target {
         let form = || {
             OpenError::Url(
                 "it must read redis://[user:password@]host:port[/db], rediss://… with TLS, \
-                 or redis+sentinel://host:port,…/<master name>"
+                 or redis+sentinel://host:port,…/<master name>[?sentinel-password=…]"
                     .to_owned(),
             )
         };
@@ -89,6 +91,7 @@ impl Target {
             "rediss+sentinel" => ("rediss", 26379, true),
             _ => return Err(form()),
         };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (user, hosts) = match authority.rsplit_once('@') {
             Some((user, hosts)) => (format!("{user}@"), hosts),
@@ -112,6 +115,24 @@ impl Target {
             }
             settings = Some(info.redis_settings().clone());
         }
+        let (mut sentinel_user, mut sentinel_password) = ("", None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("sentinel-user", user)) if sentinel => sentinel_user = user,
+                Some(("sentinel-password", password)) if sentinel => sentinel_password = Some(password),
+                _ => return Err(form()),
+            }
+        }
+        let sentinel_settings = match sentinel_password {
+            // Again: the client's parser knows how they are written.
+            Some(password) => format!("redis://{sentinel_user}:{password}@sentinel")
+                .into_connection_info()
+                .map_err(|_| form())?
+                .redis_settings()
+                .clone(),
+            None if sentinel_user.is_empty() => RedisConnectionInfo::default(),
+            None => return Err(OpenError::Url("sentinel-user without sentinel-password".to_owned())),
+        };
         let certificates = (config.ca.is_some() || config.identity.is_some()).then(|| TlsCertificates {
             client_tls: config
                 .identity
@@ -123,6 +144,7 @@ impl Target {
             hosts: places,
             sentinel: sentinel.then(|| master.to_owned()),
             settings: settings.ok_or_else(form)?,
+            sentinel_settings,
             tls: server == "rediss",
             certificates,
         })
@@ -143,7 +165,7 @@ impl Target {
 
     /// A client of one Sentinel.
     pub(super) fn sentinel(&self, place: &Place) -> RedisResult<Client> {
-        self.client(place, RedisConnectionInfo::default())
+        self.client(place, self.sentinel_settings.clone())
     }
 
     fn client(&self, (host, port): &Place, settings: RedisConnectionInfo) -> RedisResult<Client> {
@@ -179,11 +201,22 @@ mod tests {
         let watched = target("redis+sentinel://:secret@s1,s2:5/main/3").unwrap();
         assert_eq!(watched.hosts, [("s1".to_owned(), 26379), ("s2".to_owned(), 5)]);
         assert_eq!((watched.sentinel.as_deref(), watched.db()), (Some("main"), 3));
+        assert_eq!((watched.settings.password(), watched.sentinel_settings.password()), (Some("secret"), None));
+        let guarded = target("redis+sentinel://s1/main?sentinel-user=ann&sentinel-password=p%40ss%26%3F").unwrap();
+        let settings = &guarded.sentinel_settings;
+        assert_eq!((settings.username(), settings.password()), (Some("ann"), Some("p@ss&?")));
+        assert_eq!((guarded.settings.password(), guarded.sentinel.as_deref()), (None, Some("main")));
+        let guarded = target("rediss+sentinel://s1/main/3?sentinel-password=x").unwrap();
+        assert_eq!((guarded.sentinel_settings.password(), guarded.db()), (Some("x"), 3));
     }
 
     #[test]
     fn a_url_that_says_nothing_is_refused_without_repeating_its_password() {
-        for url in ["", "127.0.0.1:6379", "http://:hunter2@x", "redis://:hunter2@", "redis+sentinel://:hunter2@x"] {
+        let sentinels = "redis+sentinel://x/main?password=hunter2";
+        let unasked = "redis://x?sentinel-password=hunter2";
+        let nobody = "redis+sentinel://x/main?sentinel-user=hunter2";
+        let others = ["", "127.0.0.1:6379", "http://:hunter2@x", "redis://:hunter2@", "redis+sentinel://:hunter2@x"];
+        for url in others.into_iter().chain([sentinels, unasked, nobody]) {
             let text = target(url).unwrap_err().to_string();
             assert!(text.starts_with("redis url: ") && !text.contains("hunter2"), "{text}");
         }

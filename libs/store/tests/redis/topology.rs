@@ -196,3 +196,23 @@ async fn a_planned_fail_over_is_followed_although_the_old_master_still_answers()
     });
     assert_eq!(heard.await, "x");
 }
+
+#[tokio::test]
+async fn sentinels_that_want_a_password_get_it() {
+    let group = SentinelGroup::start().await.unwrap();
+    for sentinel in &group.sentinels {
+        let rules = ["ACL", "SETUSER", "ann", "on", ">sesame", "+@all", "&*"];
+        sentinel.command(&rules).await.unwrap();
+        sentinel.command(&["ACL", "SETUSER", "default", "resetpass", ">unknown"]).await.unwrap();
+    }
+    let refused = async |query: &str| {
+        let config = RedisConfig::new(format!("{}{query}", group.url()));
+        RedisEngine::connect(config).await.map(drop).unwrap_err().to_string()
+    };
+    for query in ["", "?sentinel-user=ann&sentinel-password=guess"] {
+        let text = refused(query).await;
+        assert!(text.contains("refuses") && !text.contains("guess"), "{text}");
+    }
+    let engine = connect(&format!("{}?sentinel-user=ann&sentinel-password=sesame", group.url())).await;
+    engine.commit(batch(vec![put("r", b"1")])).await.unwrap();
+}

@@ -4,6 +4,7 @@
 
 mod budget;
 mod engine;
+mod failover;
 
 #[path = "../it/cancel.rs"]
 mod cancel;
