@@ -157,6 +157,9 @@ pub struct Agent {
     /// Turns that may wait, beyond those that one runner works on, before QUEUE_FULL; 0 = no bound.
     #[serde(default = "max_waiting")]
     pub max_waiting: u64,
+    /// Tasks of one caller that may wait or run before QUEUE_FULL; 0 = no bound.
+    #[serde(default)]
+    pub max_waiting_per_caller: u64,
     /// Attempts at a turn; when the last one crashes, it is FAILED.
     #[serde(default = "max_attempts")]
     pub max_attempts: u32,
@@ -509,6 +512,7 @@ impl Agent {
             turn_timeout: turn_timeout(),
             queue_timeout: Span::default(),
             max_waiting: max_waiting(),
+            max_waiting_per_caller: 0,
             max_attempts: max_attempts(),
             kill_grace: kill_grace(),
             task_ttl: Span::default(),
