@@ -6,6 +6,7 @@
 
 pub mod backend;
 mod calls;
+mod grants;
 mod held;
 mod observe;
 mod scribe;
@@ -78,12 +79,16 @@ pub async fn run_with(
             tick: None,
         };
         let (client, held, grace_over) = (tasks.clone(), held.clone(), grace_over.clone());
+        let grants = grants::pass_on(agent.id.clone(), Arc::clone(&backend), tasks.clone());
         let figures = Figures::new(&agent.id);
         let slots = figures.open(agent.max_concurrent);
         let turns = Turns { agent, backend: backend.clone(), client, held, figures, grace_over };
         let stop = stop.clone();
         async move {
-            worker.run(Arc::new(turns), stop, stop_grace + HAND_BACK).await;
+            tokio::select! {
+                () = worker.run(Arc::new(turns), stop, stop_grace + HAND_BACK) => {}
+                () = grants => {}
+            }
             backend.close().await;
             drop(slots);
         }

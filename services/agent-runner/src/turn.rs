@@ -30,7 +30,7 @@ use crate::{
     calls::{Failure, pauses, persist},
     held::Held,
     observe::{self, Figures},
-    scribe::{Page, Place, Scribe, Style, Urgency},
+    scribe::{self, Page, Place, Scribe, Style, Urgency},
 };
 
 /// How long the first event of a turn waits for company. A short answer then needs no call of its own.
@@ -75,14 +75,15 @@ enum Stop {
 enum Attempt {
     /// Nothing here; with what figures call it.
     Settled(Settled, &'static str),
-    Again,
+    /// In this way.
+    Crashed(String),
 }
 
 impl Attempt {
     const fn outcome(&self) -> &'static str {
         match self {
             Self::Settled(_, outcome) => outcome,
-            Self::Again => "crashed",
+            Self::Crashed(_) => "crashed",
         }
     }
 }
@@ -110,8 +111,10 @@ impl Turns {
         };
         let sender = trace::parse(&run.traceparent);
         let mut pauses = pauses();
+        let mut crash = String::new();
         loop {
-            let begun = match trace::within(sender.clone(), self.begin(&run, &claim, &work.lost)).await {
+            let begin = self.begin(&run, &claim, std::mem::take(&mut crash), &work.lost);
+            let begun = match trace::within(sender.clone(), begin).await {
                 Ok(Some(begun)) => begun,
                 Ok(None) | Err(Failure::Lost) => return Settled::Settled,
                 Err(Failure::Refused(error)) => {
@@ -128,28 +131,44 @@ impl Turns {
                 turn_id: run.turn_id.clone(),
                 fence: begun.fence,
                 claim: Some(claim.clone()),
+                crashed: false,
             };
-            if begun.attempt == 1 {
+            let number = begun.attempt;
+            if number == 1 {
                 self.figures.begun(&run, sender.as_ref());
             }
-            let (started, span) = (Instant::now(), self.span(&held, begun.attempt, sender.as_ref()));
+            let (started, span) = (Instant::now(), self.span(&held, number, sender.as_ref()));
             let attempt = self.attempt(&held, &run, begun, work).instrument(span).await;
             self.figures.ended(started, attempt.outcome());
-            if let Attempt::Settled(settled, _) = attempt {
-                return settled;
+            crash = match attempt {
+                Attempt::Settled(settled, _) => return settled,
+                Attempt::Crashed(crash) => crash,
+            };
+            if number >= self.agent.max_attempts.max(1) {
+                warn!(task.id = held.task_id, attempt = number, crash, "the agent crashed, for the last time");
+                // To begin again is what ends the turn now.
+                continue;
             }
-            // The entry stays claimed, and its slot taken, while the crash cools down. The next attempt is
-            // counted when it begins.
+            warn!(task.id = held.task_id, attempt = number, crash, "the agent crashed, the turn is tried again");
+            // The entry stays claimed, and its slot taken, while the crash cools down.
             tokio::select! {
                 biased;
                 () = work.lost.cancelled() => return Settled::Settled,
-                () = work.stopping.cancelled() => return self.hand_back(held, &work.lost).await,
+                () = work.stopping.cancelled() => {
+                    return self.hand_back(HeldTurn { crashed: true, ..held }, &work.lost).await;
+                }
                 () = sleep(pauses.next().unwrap_or(NOT_HERE)) => {}
             }
         }
     }
 
-    async fn begin(&self, run: &RunEntry, claim: &Claim, lost: &CancellationToken) -> Result<Option<Begun>, Failure> {
+    async fn begin(
+        &self,
+        run: &RunEntry,
+        claim: &Claim,
+        crash: String,
+        lost: &CancellationToken,
+    ) -> Result<Option<Begun>, Failure> {
         let window = match self.backend.reads_conversation() {
             true => self.agent.context_window,
             false => config::ContextWindow { messages: 0, ..self.agent.context_window },
@@ -161,6 +180,7 @@ impl Turns {
             window_bytes: window.bytes.0,
             max_attempts: self.agent.max_attempts,
             commit_id: Bytes::copy_from_slice(uuid::Uuid::now_v7().as_bytes()),
+            crash,
         };
         let reply = persist("Begin", lost, || {
             let (mut client, request) = (self.client.clone(), request.clone());
@@ -198,10 +218,7 @@ impl Turns {
             Stop::Ended(end) => self.finish(held, &mut scribe, end, lost).await,
             Stop::TimedOut => self.finish(held, &mut scribe, End::Failed("turn timed out".to_owned()), lost).await,
             Stop::Canceled => self.confirm_cancel(held, lost).await,
-            Stop::Crashed(reason) => {
-                warn!(reason, "the agent crashed, the turn is tried again");
-                Attempt::Again
-            }
+            Stop::Crashed(reason) => Attempt::Crashed(reason),
             Stop::Fenced => fenced(),
             Stop::GraceOver => Attempt::Settled(self.hand_back(held.clone(), lost).await, "handed_back"),
         };
@@ -220,8 +237,10 @@ impl Turns {
             context_id: task.context_id.clone(),
             turn: begun.number,
             next_event: begun.next_event,
-            steps: begun.journal.last().map_or(0, |entry| entry.step),
+            journal: begun.journal.clone(),
             stale: begun.stale_artifacts.into_iter().collect(),
+            iac_code: task.metadata.as_ref().map(scribe::iac_code).unwrap_or_default(),
+            kept: begun.kept_artifacts.into_iter().collect(),
         };
         let turn = Turn {
             agent: self.agent.id.clone(),
@@ -237,6 +256,7 @@ impl Turns {
             conversation: begun.conversation,
             journal: begun.journal.into_iter().map(|entry| entry.payload).collect(),
             metadata: task.metadata.unwrap_or_default(),
+            granted: begun.granted.map(|granted| granted.metadata.unwrap_or_default()),
             traceparent: trace::current().as_ref().map_or_else(|| run.traceparent.clone(), trace::traceparent),
             cancel: CancellationToken::new(),
             stopping: work.stopping.clone(),
@@ -372,7 +392,7 @@ impl Turns {
             Ok(Outcome::Fenced) | Err(Failure::Lost) => fenced(),
             Err(Failure::Refused(error)) => {
                 error!(%error, "task-store refuses to end the turn");
-                Attempt::Again
+                Attempt::Crashed(format!("task-store refuses its end: {error}"))
             }
         }
     }
@@ -383,7 +403,7 @@ impl Turns {
             Ok(Outcome::Fenced) | Err(Failure::Lost) => fenced(),
             Err(Failure::Refused(error)) => {
                 error!(%error, "task-store refuses to confirm the cancel");
-                Attempt::Again
+                Attempt::Crashed(format!("task-store refuses its end: {error}"))
             }
         }
     }
@@ -404,6 +424,7 @@ impl Turns {
             events: page.events,
             history: history.into_iter().collect(),
             metadata: page.metadata,
+            journal: page.journal,
         };
         let reply = persist("Finish", lost, || {
             let (mut client, request) = (self.client.clone(), request.clone());

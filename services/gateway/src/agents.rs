@@ -125,6 +125,7 @@ fn policy(agent: &config::Agent, limits: &config::Limits) -> Policy {
             waiting => waiting.saturating_add(agent.max_concurrent as u64),
         },
         max_task_bytes: limits.task_size.0,
+        max_caller_turns: agent.max_waiting_per_caller,
     }
 }
 

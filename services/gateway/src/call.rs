@@ -13,7 +13,11 @@ use crate::{EVENT_NUMBER, agents::Agent};
 
 pub(crate) const A2A_VERSION: HeaderName = HeaderName::from_static("a2a-version");
 pub(crate) const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// Longest `Idempotency-Key`.
+const MAX_KEY: usize = 256;
 
 /// A version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +100,8 @@ pub(crate) struct Call {
     pub(crate) traceparent: String,
     /// Number of the last event that the client knows.
     pub(crate) last_event: Option<u64>,
+    /// The client's own name for the message that it sends.
+    pub(crate) idempotency_key: Option<String>,
 }
 
 /// Who asks. The owner is empty while authentication is off.
@@ -111,7 +117,7 @@ impl Call {
     /// string, which counts when no header says it.
     ///
     /// # Errors
-    /// VersionNotSupported; a `Last-Event-ID` that is not a number.
+    /// VersionNotSupported; a `Last-Event-ID` that is not a number; an `Idempotency-Key` that is none.
     pub(crate) fn new(
         agent: Arc<Agent>,
         version: Version,
@@ -128,6 +134,7 @@ impl Call {
             deadline: headers.get(GRPC_TIMEOUT).and_then(grpc_timeout).map(|timeout| Instant::now() + timeout),
             traceparent: traceparent(headers),
             last_event: last_event(headers)?,
+            idempotency_key: idempotency_key(headers)?,
         })
     }
 
@@ -191,6 +198,17 @@ fn last_event(headers: &HeaderMap) -> Result<Option<u64>> {
         Ok("") => Ok(None),
         Ok(id) if id.bytes().all(|b| b.is_ascii_digit()) => id.parse().map(Some).map_err(|_| wrong_event()),
         _ => Err(wrong_event()),
+    }
+}
+
+/// One name of 1 to 256 visible ASCII characters, taken as it is.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
+    let mut said = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(key) = said.next() else { return Ok(None) };
+    let visible = (1..=MAX_KEY).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
+    match key.to_str() {
+        Ok(key) if visible && said.next().is_none() => Ok(Some(key.to_owned())),
+        _ => Err(Error::invalid("Idempotency-Key", format!("expected once, 1 to {MAX_KEY} visible ASCII characters"))),
     }
 }
 
@@ -292,6 +310,27 @@ mod tests {
         }
         assert!(of(Version::V1, &[]).is_empty());
         assert!(of(Version::V1, &[("x-a2a-extensions", "urn:a")]).is_empty());
+    }
+
+    #[test]
+    fn an_idempotency_key_is_short_visible_and_said_once() {
+        let of = |values: &[&str]| {
+            let pairs: Vec<_> = values.iter().map(|value| ("idempotency-key", *value)).collect();
+            idempotency_key(&headers(&pairs))
+        };
+        assert_eq!(of(&[]), Ok(None));
+        let longest = "k".repeat(256);
+        for good in ["1", "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"", "~!", &longest] {
+            assert_eq!(of(&[good]), Ok(Some(good.to_owned())));
+        }
+        for bad in ["", "a b", "a\tb", &"k".repeat(257)] {
+            let error = of(&[bad]).expect_err(bad);
+            assert_eq!((error.kind, &error.violations[0].field[..]), (Kind::InvalidParams, "Idempotency-Key"));
+        }
+        assert!(of(&["a", "a"]).is_err());
+        let mut high = HeaderMap::new();
+        high.insert("idempotency-key", HeaderValue::from_bytes(b"k\xe9y").unwrap());
+        assert!(idempotency_key(&high).is_err());
     }
 
     #[test]

@@ -5,20 +5,23 @@
 
 use std::time::Duration;
 
+use aws_lc_rs::digest;
 use bytes::Bytes;
+use prost::Message as _;
 use rialto_a2a::{
     Error, Kind, Result,
     v1::{
         AgentCard, CancelTaskRequest, DeleteTaskPushNotificationConfigRequest, GetExtendedAgentCardRequest,
         GetTaskPushNotificationConfigRequest, GetTaskRequest, ListTaskPushNotificationConfigsRequest,
         ListTaskPushNotificationConfigsResponse, ListTasksRequest, ListTasksResponse, Message, Part, Role,
-        SendMessageRequest, SendMessageResponse, SubscribeToTaskRequest, Task, TaskPushNotificationConfig, TaskState,
-        part, send_message_response, stream_response,
+        SendMessageConfiguration, SendMessageRequest, SendMessageResponse, SubscribeToTaskRequest, Task,
+        TaskPushNotificationConfig, TaskState, part, send_message_response, stream_response,
     },
     validate::Validate,
 };
 use rialto_rpc::tasks::{
-    CancelRequest, Follow, GetRequest, ListRequest, Scope, SendRequest, TaskStoreClient, Update, WatchRequest,
+    CancelRequest, Follow, GetRequest, Idempotency, ListRequest, Scope, SendRequest, TaskStoreClient, Update,
+    WatchRequest,
 };
 use rialto_runtime::config::Config;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -255,6 +258,8 @@ impl Operations {
         call.check_required_extensions()?;
         let scope = self.scope(call, &request.tenant)?;
         self.check_message(call, &request)?;
+        let idempotency =
+            call.idempotency_key.clone().map(|key| Idempotency { key, fingerprint: fingerprint(&request) });
         let mut message = request.message.unwrap_or_default();
         if call.agent.continue_waiting && message.task_id.is_empty() && !message.context_id.is_empty() {
             message.task_id = self.waiting_task(call, &scope, &message.context_id).await?;
@@ -271,6 +276,7 @@ impl Operations {
             follow: follow.into(),
             history_length: request.configuration.and_then(|configuration| configuration.history_length),
             traceparent: call.traceparent.clone(),
+            idempotency,
         })
     }
 
@@ -435,6 +441,21 @@ fn check_id(id: &str) -> Result<()> {
 
 fn is_context_id(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:-".contains(&b))
+}
+
+/// What a client asks to be done, apart from how it wants to hear of it. The same on every binding.
+fn fingerprint(request: &SendMessageRequest) -> Bytes {
+    let webhook = request.configuration.as_ref().and_then(|it| it.task_push_notification_config.as_ref());
+    let asked = SendMessageRequest {
+        message: request.message.clone(),
+        metadata: request.metadata.clone(),
+        configuration: webhook.map(|webhook| SendMessageConfiguration {
+            task_push_notification_config: Some(webhook.clone()),
+            ..SendMessageConfiguration::default()
+        }),
+        ..SendMessageRequest::default()
+    };
+    Bytes::copy_from_slice(digest::digest(&digest::SHA256, &asked.encode_to_vec()).as_ref())
 }
 
 fn new_identity() -> Bytes {

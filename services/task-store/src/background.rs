@@ -7,13 +7,13 @@ use std::{sync::Arc, time::Duration};
 use prost::Message as _;
 use rialto_a2a::{Error, Kind, v1::TaskState};
 use rialto_store::{Batch, Check, Error as KernelError, IndexQuery, Millis, Op, Order, ReadLimit, Shard};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info, warn};
 
 use crate::{
     artifacts,
-    cancel::{Abandon, Expire},
+    cancel::{Abandon, Expire, ExpireWaiting},
     change::{Change, Decide, Decision, Draft, Need, State},
     keys::{self, ScopeKey, TaskId},
     store::{Start, Stop, Store, before, failed},
@@ -60,11 +60,16 @@ async fn listen(store: &Store, shard: Shard) {
 }
 
 async fn work(store: &Store, rules: &Rules, pace: Pace, shard: Shard) {
+    let mut swept = Instant::now();
     loop {
-        sleep(pace.due).await;
+        sleep(pace.due.min(pace.sweep)).await;
         let worked = async {
             due(store, rules, shard).await?;
-            sweep(store, rules, pace, shard).await
+            if swept.elapsed() >= pace.sweep {
+                swept = Instant::now();
+                sweep(store, pace, shard).await?;
+            }
+            Ok::<_, Error>(())
         };
         if let Err(error) = worked.await {
             // Reported where it was found; nothing is lost by doing it later.
@@ -86,7 +91,12 @@ pub(crate) async fn due(store: &Store, rules: &Rules, shard: Shard) -> Result<()
             limit: ROWS,
         };
         let rows = store.engine.index(shard, &query).await.map_err(|error| failed(&error))?;
-        for (score, member) in &rows {
+        let named = |member: &str| member.starts_with(keys::RESERVED) || member.starts_with(keys::ACCEPTED);
+        let names: Vec<_> = rows.iter().filter(|row| named(&row.1)).map(|(score, key)| (*score, &key[..])).collect();
+        if !names.is_empty() {
+            store.forget_names(shard, &names).await?;
+        }
+        for (score, member) in rows.iter().filter(|row| !named(&row.1)) {
             let done = match (member.strip_prefix("t:"), ScopeKey::of_context(member)) {
                 (Some(task), _) => match TaskId::parse(task, Shard::MAX).filter(|task| task.shard() == shard) {
                     Some(task) => retire(store, rules, task, *score).await,
@@ -123,6 +133,7 @@ async fn retire(store: &Store, rules: &Rules, task: TaskId, score: Millis) -> Re
     };
     let done = match held.value.phase() {
         Phase::Stopping => store.transact(Start::Known(task), &Abandon { rules }).await,
+        Phase::Queued | Phase::Waiting => store.transact(Start::Known(task), &Expire { rules, context: false }).await,
         _ => store.transact(Start::Known(task), &Retire { rules }).await,
     };
     Ok(done?)
@@ -148,7 +159,7 @@ impl Retire<'_> {
             return Ok(Decision::Reply(()));
         };
         let head = &held.value;
-        if head.phase() != Phase::Done {
+        if !head.is_at_rest() {
             return Ok(Decision::Reply(()));
         }
         let ends = match (head.state().is_terminal(), head.task_ttl_ms) {
@@ -207,7 +218,8 @@ impl Retire<'_> {
     }
 }
 
-/// Forgets a conversation that is due, after the tasks that are parked in it.
+/// Forgets a conversation that is due, after the tasks that are parked in it; or, while one is at work, the messages
+/// that waited too long for it.
 async fn forget(
     store: &Store,
     rules: &Rules,
@@ -219,6 +231,11 @@ async fn forget(
     let now = store.engine.now();
     let due = |held: &Held<Context>| held.value.due_ms > 0 && held.value.due_ms <= now;
     let Some(held) = store.context(shard, key).await?.filter(due) else { return Ok(()) };
+    if held.value.holder.is_some() {
+        let waiting = held.value.waiting.iter().find_map(|waiting| TaskId::stored(&waiting.task));
+        let Some(task) = waiting else { return Ok(()) };
+        return Ok(store.transact(Start::Known(task), &ExpireWaiting { rules }).await?);
+    }
     for state in [TaskState::InputRequired, TaskState::AuthRequired] {
         let query = IndexQuery {
             index: scope.list(Some(context), Some(state as i32)),
@@ -248,7 +265,7 @@ async fn forget(
 }
 
 /// Looks at turns that somebody should be working at, unless another replica did so lately.
-pub(crate) async fn sweep(store: &Store, rules: &Rules, pace: Pace, shard: Shard) -> Result<(), Error> {
+pub(crate) async fn sweep(store: &Store, pace: Pace, shard: Shard) -> Result<(), Error> {
     let record = store.records(shard, &[keys::SWEEP]).await?.pop().flatten();
     let version = record.as_ref().map(|record| record.version);
     let last = record.and_then(|record| Sweep::decode(record.bytes).ok()).unwrap_or_default();
@@ -286,7 +303,7 @@ pub(crate) async fn sweep(store: &Store, rules: &Rules, pace: Pace, shard: Shard
     for tasks in tasks.chunks(ROWS) {
         for (task, held) in tasks.iter().zip(store.heads(shard, tasks).await?) {
             let Some(held) = held else { continue };
-            match rescue(store, rules, *task, &held).await {
+            match rescue(store, *task, &held).await {
                 Ok(()) => {}
                 Err(error) if error.kind == Kind::Unavailable => return Err(error),
                 Err(error) => warn!(%task, %error, "cannot look after a turn"),
@@ -296,16 +313,8 @@ pub(crate) async fn sweep(store: &Store, rules: &Rules, pace: Pace, shard: Shard
     Ok(())
 }
 
-async fn rescue(store: &Store, rules: &Rules, task: TaskId, held: &Held<Head>) -> Result<(), Error> {
+async fn rescue(store: &Store, task: TaskId, held: &Held<Head>) -> Result<(), Error> {
     let head = &held.value;
-    let late = head
-        .turn
-        .as_ref()
-        .is_some_and(|turn| turn.attempts == 0 && turn.deadline_ms > 0 && turn.deadline_ms < store.engine.now());
-    if late && head.phase() != Phase::Running {
-        store.transact(Start::Known(task), &Expire { rules, context: false }).await?;
-        return Ok(());
-    }
     if let (Phase::Queued | Phase::Running, Some(run)) = (head.phase(), held.run) {
         let one = ReadLimit { entries: 1, bytes: 1 };
         let stream = keys::runs(head.agent());
@@ -364,7 +373,7 @@ impl Decide for Rescue {
                 if context.holder.is_none() {
                     context.waiting.retain(|waiting| !is_this(waiting));
                     context.holder = Some(Holder { task: task.into(), turn: turn.id });
-                    context.due_ms = 0;
+                    context.due_ms = context.next_expiry();
                     draft.queue();
                     change.drafts.push(draft);
                 } else if context.waiting.iter().any(is_this) {
@@ -375,7 +384,7 @@ impl Decide for Rescue {
                 change.context = Some(Some(context));
                 Decision::Commit(Box::new(change), true)
             }
-            Phase::Stopping | Phase::Done => Decision::Reply(false),
+            Phase::Stopping | Phase::Resting | Phase::Done => Decision::Reply(false),
         }
     }
 }

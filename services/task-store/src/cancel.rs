@@ -7,7 +7,7 @@ use rialto_store::{Millis, Op};
 use crate::{
     change::{Change, Decide, Decision, Draft, Need, State},
     keys,
-    stored::{Context, Head, Phase},
+    stored::{Context, Head, Phase, Waiting},
     turn::{self, Rules},
 };
 
@@ -116,9 +116,8 @@ impl Decide for Expire<'_> {
                 }
             }
             false => {
-                let late = |turn: &crate::stored::Turn| turn.deadline_ms > 0 && turn.deadline_ms < now;
                 let queued = matches!(head.phase(), Phase::Queued | Phase::Waiting);
-                if !queued || !head.turn.as_ref().is_some_and(|turn| turn.attempts == 0 && late(turn)) {
+                if !queued || !head.turn.as_ref().is_some_and(|turn| turn.is_late(now)) {
                     return Decision::Reply(());
                 }
                 crate::run::EXPIRED
@@ -129,6 +128,34 @@ impl Decide for Expire<'_> {
             Ok(()) => Decision::Commit(Box::new(change), ()),
             Err(need) => need.into(),
         }
+    }
+}
+
+/// Messages that waited too long for a turn of their context, and whose tasks go on without them.
+#[derive(Debug)]
+pub(crate) struct ExpireWaiting<'a> {
+    pub(crate) rules: &'a Rules,
+}
+
+impl Decide for ExpireWaiting<'_> {
+    type Reply = ();
+
+    fn decide(&self, state: &State, now: Millis) -> Decision<()> {
+        let Some(held) = state.head() else { return Decision::Reply(()) };
+        let known = match state.context(&held.value) {
+            Ok(Some(known)) => known,
+            Ok(None) => return Decision::Reply(()),
+            Err(need) => return need.into(),
+        };
+        let mut context = Context::clone(&known.value);
+        let late = |waiting: &Waiting| waiting.turn.as_ref().is_some_and(|turn| turn.is_late(now));
+        context.waiting.retain(|waiting| waiting.message.is_none() || !late(waiting));
+        if context.waiting.len() == known.value.waiting.len() {
+            return Decision::Reply(());
+        }
+        context.due_ms = self.rules.context_due(&context);
+        let change = Change { context: Some(Some(context)), releasing: true, ..Change::default() };
+        Decision::Commit(Box::new(change), ())
     }
 }
 

@@ -1,6 +1,6 @@
 //! How an operation says what it wants: from what is stored, purely, to one batch.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -8,8 +8,8 @@ use rialto_a2a::{
     Error,
     state::{self, Refusal},
     v1::{
-        Message, Part, Role, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus, TaskStatusUpdateEvent,
-        part::Content, stream_response::Payload,
+        Artifact, Message, Part, Role, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus,
+        TaskStatusUpdateEvent, part::Content, stream_response::Payload,
     },
     wkt::{Struct, Timestamp, Value},
 };
@@ -31,6 +31,12 @@ pub(crate) struct State {
     pub(crate) context: Option<(String, Option<Held<Context>>)>,
     /// The artifact events that no record holds yet, once they were asked for.
     pub(crate) unfolded: Option<Unfolded>,
+    /// Artifacts as they were at an event, once they were asked for.
+    pub(crate) kept: Option<(u64, BTreeMap<usize, Artifact>)>,
+    /// Whether [`Decide::mark`] is there, once that was looked at.
+    pub(crate) marked: Option<bool>,
+    /// The message of the turn, once it was asked for; the inner `None` = it is gone.
+    pub(crate) message: Option<Option<Message>>,
 }
 
 impl State {
@@ -62,6 +68,10 @@ pub(crate) enum Need {
     Head(TaskId),
     /// The unfolded events of the task, the records that they need, and these records.
     Unfolded(BTreeSet<usize>),
+    /// The artifacts as they were at this event.
+    Kept(u64),
+    /// The message of the turn.
+    Message,
 }
 
 /// What is to be done.
@@ -94,6 +104,11 @@ impl<R> From<Error> for Decision<R> {
 pub(crate) trait Decide {
     /// The answer.
     type Reply;
+
+    /// A record that exists, or not; looked at when anything turns out to be old.
+    fn mark(&self) -> Option<String> {
+        None
+    }
 
     /// Decides.
     fn decide(&self, state: &State, now: Millis) -> Decision<Self::Reply>;
@@ -289,13 +304,18 @@ impl Draft {
 
     /// Gives the task a status in the service's own name.
     pub(crate) fn status_because(&mut self, state: TaskState, reason: &str, text: &str) {
+        self.status_with(state, [("reason", Value::from(reason))].into_iter().collect(), text);
+    }
+
+    /// The same, with more than a reason.
+    pub(crate) fn status_with(&mut self, state: TaskState, metadata: Struct, text: &str) {
         let part = Part { content: Some(Content::Text(text.to_owned())), ..Part::default() };
         let message = Message {
             // As good as random: nobody else numbers the events of this task.
             message_id: format!("{}-{}", self.task, self.head.last_event + 1),
             role: Role::Agent.into(),
             parts: vec![part],
-            metadata: Some([("reason", Value::from(reason))].into_iter().collect()),
+            metadata: Some(metadata),
             ..Message::default()
         };
         self.status(state, Some(message), None).expect("callers looked that the task has not ended");
@@ -324,6 +344,8 @@ impl Draft {
         let bytes = artifact.encoded_len() as u64;
         known.bytes = if update.append { known.bytes + bytes } else { bytes };
         known.turn = turn;
+        known.last_event = self.head.last_event + 1;
+        known.discarded = false;
         update.task_id.clear();
         update.context_id.clear();
         if let Some(Payload::ArtifactUpdate(update)) = self.push(tag::ARTIFACT, Payload::ArtifactUpdate(update)) {
@@ -381,6 +403,7 @@ impl Draft {
             traceparent: turn.traceparent.clone(),
             queued_at_ms: turn.queued_ms,
             agent,
+            ..Default::default()
         };
         self.ops.push(Op::Append {
             stream: keys::runs(&run.agent),
@@ -396,7 +419,9 @@ impl Draft {
         let before = self.head.turn.take().unwrap_or_default();
         turn.number = before.number + 1;
         turn.fence = before.fence;
-        self.head.past.push(stored::PastTurn { id: before.id, fence: before.fence, first_event: before.first_event });
+        let deadline = turn.deadline_ms;
+        let past = stored::PastTurn { id: before.id, fence: before.fence, first_event: before.first_event };
+        self.head.past.push(past);
         if self.head.past.len() > PAST_TURNS {
             self.head.past.remove(0);
         }
@@ -404,7 +429,11 @@ impl Draft {
         turn.message = self.head.history_len;
         turn.first_event = self.head.last_event + 1;
         self.head.turn = Some(turn);
-        self.head.due_ms = 0;
+        if before.journal > 0 {
+            // It rested, and is not wanted any more.
+            self.ops.push(Op::Drop { stream: self.task.journal() });
+        }
+        self.head.due_ms = deadline;
         self.status(TaskState::Submitted, None, metadata)
     }
 }

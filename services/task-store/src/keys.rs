@@ -148,14 +148,38 @@ impl ScopeKey {
         }
     }
 
+    /// The index of this scope's tasks whose turn waits, is queued or runs.
+    pub(crate) fn turns(&self) -> String {
+        format!("turns:{}", self.0)
+    }
+
     /// The index of the hidden tasks of a context: part of its conversation, and of nothing else.
     pub(crate) fn hidden(&self, context: &str) -> String {
         format!("i:{}:h:{context}", self.0)
     }
 }
 
+/// The record of what was sent first under a client's name for it, and where it lives. Names are strangers' text.
+pub(crate) fn reservation(scope: &Scope, name: &str, shards: Shard) -> (Shard, String) {
+    let hash = digest::digest(&digest::SHA256, name.as_bytes());
+    let key = format!("{RESERVED}{}:{}", ScopeKey::new(scope).0, BASE64_URL_SAFE_NO_PAD.encode(hash.as_ref()));
+    (crc16(key.bytes()) % shards.max(1), key)
+}
+
+/// The record that says that a message with a client's name was accepted.
+pub(crate) fn accepted(turn: &TurnId) -> String {
+    format!("{ACCEPTED}{}", uuid::Uuid::from_bytes(*turn).as_simple())
+}
+
+/// How the keys of [`reservation`] and [`accepted`] begin.
+pub(crate) const RESERVED: &str = "k:";
+pub(crate) const ACCEPTED: &str = "s:";
+
 /// The index of turns that wait, are queued or run, by the time they were accepted.
 pub(crate) const ACTIVE: &str = "active";
+
+/// The index of tasks that wait for input or authorization, by since when.
+pub(crate) const PARKED: &str = "parked";
 
 /// The index of records that the background work has to look at, by when. Members are keys of records.
 pub(crate) const DUE: &str = "due";

@@ -4,15 +4,19 @@
 //! webhook, and of storage only the kernel's contract. Replicas share nothing but the store: any of them answers
 //! for any task.
 
+mod admin;
 mod artifacts;
 mod background;
 mod cache;
 mod cancel;
 mod change;
+mod grant;
 mod keys;
 mod list;
+mod lost;
 mod observe;
 mod read;
+mod reserve;
 mod run;
 mod runner;
 mod send;
@@ -24,7 +28,7 @@ mod watch;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use rialto_store::Engine;
+use rialto_store::{Engine, Millis};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{background::Pace, list::Seal, store::Store, turn::Rules};
@@ -43,6 +47,8 @@ pub struct Options {
     /// No context is forgotten earlier than this after its last use, whatever the agent's configuration says. Must
     /// stay well above the 20 s for which a replica may remember a context.
     pub min_context_idle: Duration,
+    /// How long a client's name for a message (`Idempotency-Key`) counts after its first use.
+    pub keep_names: Duration,
     /// Tasks, and contexts, that a replica remembers.
     pub cached_records: usize,
 }
@@ -52,9 +58,10 @@ impl Default for Options {
         Self {
             fold_after: Duration::from_secs(600),
             cancel_grace: Duration::from_secs(10),
-            due_period: Duration::from_secs(2),
+            due_period: Duration::from_secs(1),
             sweep_period: Duration::from_secs(10),
             min_context_idle: Duration::from_secs(60),
+            keep_names: Duration::from_secs(24 * 3600),
             cached_records: 16_384,
         }
     }
@@ -69,6 +76,8 @@ struct Inner {
     rules: Rules,
     pace: Pace,
     seal: Seal,
+    dead: admin::Counts,
+    keep_names: Millis,
     /// Streams end when this is canceled; a child of whoever runs the background work.
     stop: CancellationToken,
 }
@@ -93,6 +102,8 @@ impl TaskStore {
             rules,
             pace: Pace { due: options.due_period, sweep: options.sweep_period },
             seal: Seal::default(),
+            dead: admin::Counts::default(),
+            keep_names: turn::millis(options.keep_names),
             stop: CancellationToken::new(),
         }))
     }

@@ -2,17 +2,22 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
+use prost::Message as _;
 use rialto_a2a::{
     v1::{Message, StreamResponse, TaskState, stream_response::Payload},
     wkt::Struct,
 };
-use rialto_rpc::tasks::{JournalEntry, Outcome};
-use rialto_store::{At, Check, EntryId, Millis, Op};
+use rialto_rpc::tasks::{JournalEntry, Outcome, RunEntry};
+use rialto_store::{
+    At, Check, EntryId, Millis, Op,
+    worker::{DEAD, DeadEntry},
+};
 
 use crate::{
     artifacts,
     change::{Change, Decide, Decision, Draft, Fault, Need, State},
-    keys,
+    keys, lost,
     stored::{self, Head, Phase},
     turn::{self, Rules},
 };
@@ -39,10 +44,11 @@ impl Claim {
 #[derive(Debug)]
 pub(crate) struct Begin<'a> {
     pub(crate) rules: &'a Rules,
-    pub(crate) agent: &'a str,
-    pub(crate) turn: &'a [u8],
+    pub(crate) run: &'a RunEntry,
     pub(crate) claim: Claim,
     pub(crate) max_attempts: u32,
+    /// How the attempt before this one ended, if that is known.
+    pub(crate) crash: &'a str,
     pub(crate) commit: &'a [u8],
 }
 
@@ -65,11 +71,11 @@ impl Decide for Begin<'_> {
 
 impl Begin<'_> {
     fn begin(&self, state: &State, now: Millis) -> Result<Decision<Begun>, Need> {
-        let held = state.head().filter(|held| held.value.agent() == self.agent);
+        let held = state.head().filter(|held| held.value.agent() == self.run.agent);
         let Some((held, turn)) = held.and_then(|held| Some((held, held.value.turn.as_ref()?))) else {
             return Ok(self.settle(Change::default()));
         };
-        if turn.id != self.turn {
+        if turn.id != self.run.turn_id {
             return Ok(self.settle(Change::default()));
         }
         let mut draft = Draft::edit(state.task, held, now);
@@ -88,25 +94,25 @@ impl Begin<'_> {
                 self.rules.end_turn(state, &mut change, now)?;
                 return Ok(self.settle(change));
             }
-            Phase::Waiting | Phase::Done => return Ok(self.settle(Change::default())),
+            Phase::Waiting | Phase::Resting | Phase::Done => return Ok(self.settle(Change::default())),
         }
-        if turn.attempts == 0 && turn.deadline_ms > 0 && now > turn.deadline_ms {
+        if turn.is_late(now) {
             let mut change = Change::of(draft);
             turn::fail(self.rules, state, &mut change, EXPIRED, now)?;
             return Ok(self.settle(change));
         }
         if turn.attempts >= self.max_attempts.max(1) {
-            let mut change = Change::of(draft);
-            let text = format!("The agent crashed {} times on this message; it is not tried again.", turn.attempts);
-            turn::fail(self.rules, state, &mut change, ("crashed", &text), now)?;
-            change.ops.push(Op::Bury { stream: self.claim.stream.clone(), id: self.claim.entry, reason: text });
-            change.checks.push(self.claim.pending());
-            return Ok(Decision::Commit(Box::new(change), Begun::Settled));
+            return self.give_up(state, draft, now);
         }
         if draft.head.state() != TaskState::Working {
             draft.status(TaskState::Working, None, None).expect("a queued task has not ended");
+        } else {
+            lost::take_back(&mut draft, state)?;
         }
+        let last_event = draft.head.last_event;
+        draft.head.due_ms = 0;
         let turn = draft.head.turn.as_mut().expect("it was there");
+        turn.kept_event = last_event;
         turn.set_phase(Phase::Running);
         turn.fence += 1;
         turn.attempts += 1;
@@ -121,6 +127,44 @@ impl Begin<'_> {
         change.deferred = true;
         change.checks.push(self.claim.pending());
         Ok(Decision::Commit(Box::new(change), reply))
+    }
+
+    /// Too many attempts crashed: the task fails, and whoever operates this finds everything about it in one place.
+    fn give_up(&self, state: &State, mut draft: Draft, now: Millis) -> Result<Decision<Begun>, Need> {
+        let Some(message) = &state.message else { return Err(Need::Message) };
+        // The last attempt may be alive after all. Its end does not count, and it must be told so.
+        if let Some(turn) = &mut draft.head.turn {
+            turn.fence += 1;
+        }
+        let attempts = draft.head.turn.as_ref().map_or(0, |turn| turn.attempts);
+        let times = match attempts {
+            1 => "once".to_owned(),
+            times => format!("{times} times"),
+        };
+        let mut change = Change::of(draft);
+        let text = format!("The agent crashed {times} on this message; it is not tried again.");
+        turn::fail(self.rules, state, &mut change, ("crashed", &text), now)?;
+        let last = match self.crash {
+            "" => "its runner was lost",
+            crash => crash,
+        };
+        let run = RunEntry {
+            message_id: message.as_ref().map(|message| message.message_id.clone()).unwrap_or_default(),
+            attempts,
+            ..self.run.clone()
+        };
+        let dead = DeadEntry {
+            stream: self.claim.stream.clone(),
+            id: self.claim.entry,
+            tag: 0,
+            payload: run.encode_to_vec().into(),
+            deliveries: attempts,
+            reason: format!("the agent crashed {times}; the last time, {last}"),
+            at: now,
+        };
+        let payload = dead.encode().into();
+        change.ops.push(Op::Append { stream: DEAD.to_owned(), at: At::Next, tag: 0, payload, into: None });
+        Ok(self.settle(change))
     }
 
     fn settle(&self, mut change: Change) -> Decision<Begun> {
@@ -177,6 +221,10 @@ impl Write<'_> {
             _ if self.finish && head.past.iter().any(|past| past.id == self.turn && past.fence == self.fence) => {
                 return reply(Outcome::Ok, head.last_event);
             }
+            // The same, after a Grant.
+            Some(turn) if self.finish && turn.id == self.turn && turn.rested_fence == self.fence => {
+                return reply(Outcome::Ok, head.last_event);
+            }
             _ => return reply(Outcome::Fenced, head.last_event),
         };
         // What the log holds already came with a call whose answer was lost.
@@ -187,43 +235,52 @@ impl Write<'_> {
             Phase::Running => {}
             Phase::Stopping if self.finish => return self.confirm(state, now),
             Phase::Stopping => return reply(Outcome::Canceled, head.last_event),
+            Phase::Resting | Phase::Queued | Phase::Waiting if self.finish && turn.rested_fence == self.fence => {
+                return reply(Outcome::Ok, head.last_event);
+            }
             Phase::Done if self.finish && (!canceled || self.events.is_empty()) => {
                 return reply(Outcome::Ok, head.last_event);
             }
             Phase::Done if canceled => return reply(Outcome::Canceled, head.last_event),
             Phase::Done if events.is_empty() => return reply(Outcome::Ok, head.last_event),
-            Phase::Done | Phase::Queued | Phase::Waiting => return reply(Outcome::Fenced, head.last_event),
+            Phase::Done | Phase::Resting | Phase::Queued | Phase::Waiting => {
+                return reply(Outcome::Fenced, head.last_event);
+            }
         }
         let mut draft = Draft::edit(state.task, held, now);
+        let mut kept = turn.kept_event;
         for (step, entry) in (turn.journal + 1..).zip(journal) {
             let turn = draft.head.turn.as_mut().expect("it was there");
+            let payload: Bytes = entry.encode_to_vec().into();
             turn.journal = step;
-            turn.journal_bytes += entry.payload.len() as u64;
-            draft.ops.push(Op::Append {
-                stream: draft.task.journal(),
-                at: At::Number(step.into()),
-                tag: 0,
-                payload: entry.payload.clone(),
-                into: None,
-            });
+            turn.journal_bytes += payload.len() as u64;
+            kept = kept.max(entry.after_event);
+            let (stream, at, tag) = (draft.task.journal(), At::Number(step.into()), stored::tag::JOURNAL);
+            draft.ops.push(Op::Append { stream, at, tag, payload, into: None });
         }
         if let Err(fault) = self.apply(&mut draft, events) {
             return self.fail(state, &fault, now);
         }
+        let last_event = draft.head.last_event;
+        if let Some(turn) = &mut draft.head.turn {
+            turn.kept_event = kept.min(last_event);
+        }
         if !self.finish && draft.events.is_empty() && draft.ops.is_empty() && draft.head == **head {
             return reply(Outcome::Ok, head.last_event);
         }
-        if (self.finish || artifacts::is_worth_folding(&draft.head))
+        if (self.finish || draft.head.may_fold_early() && artifacts::is_worth_folding(&draft.head))
             && let Err(refusal) = artifacts::fold(&mut draft, state)?
         {
             return self.fail(state, &refusal.into(), now);
         }
-        let last_event = draft.head.last_event;
         let mut change = Change::of(draft);
         if self.finish {
             change.releasing = true;
             change.ops.extend(self.claim.as_ref().map(Claim::ack));
-            self.rules.end_turn(state, &mut change, now)?;
+            match change.drafts[0].head.state() {
+                TaskState::AuthRequired => self.rules.rest_turn(state, &mut change, now)?,
+                _ => self.rules.end_turn(state, &mut change, now)?,
+            }
         }
         Ok(Decision::Commit(Box::new(change), Written { outcome: Outcome::Ok, last_event }))
     }
@@ -323,6 +380,8 @@ pub(crate) struct HandBack<'a> {
     pub(crate) turn: &'a [u8],
     pub(crate) fence: u64,
     pub(crate) claim: Claim,
+    /// The attempt was over by then.
+    pub(crate) crashed: bool,
 }
 
 impl Decide for HandBack<'_> {
@@ -341,7 +400,7 @@ impl Decide for HandBack<'_> {
         };
         turn.set_phase(Phase::Queued);
         // It cost no attempt, and a deadline for the beginning is long met.
-        turn.attempts = turn.attempts.saturating_sub(1);
+        turn.attempts = turn.attempts.saturating_sub(u32::from(!self.crashed));
         turn.deadline_ms = 0;
         let mut change = Change::of(draft);
         change.releasing = true;

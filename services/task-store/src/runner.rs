@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use futures::future::try_join3;
 use prost::Message as _;
 use rialto_a2a::{Error, v1::Message};
-use rialto_rpc::tasks::{BeginRequest, JournalEntry, Turn};
+use rialto_rpc::tasks::{BeginRequest, Granted, JournalEntry, Turn};
 use rialto_store::{IndexQuery, Order, ReadLimit, Shard};
 
 use crate::{
     keys::{ScopeKey, TaskId},
     read::bare_task,
-    store::{Store, failed},
-    stored::{Head, Phase, Place},
+    store::{Store, corrupt, failed},
+    stored::{Artifact, Head, Phase, Place, tag},
 };
 
 /// Earlier tasks of a context that are looked at for its conversation.
@@ -58,6 +58,9 @@ pub(crate) async fn briefing(store: &Store, task: TaskId, head: &Head, request: 
         conversation(store, task, head, &place, window),
     )
     .await?;
+    let ids = |which: &dyn Fn(&Artifact) -> bool| {
+        head.artifacts.iter().filter(|artifact| which(artifact)).map(|artifact| artifact.id.clone()).collect()
+    };
     let mut bare = bare_task(task, head, &place);
     bare.history.clone_from(&own);
     Ok(Turn {
@@ -71,7 +74,9 @@ pub(crate) async fn briefing(store: &Store, task: TaskId, head: &Head, request: 
         })?),
         conversation: earlier.into_iter().chain(own).collect(),
         journal,
-        stale_artifacts: head.artifacts.iter().filter(|it| it.turn == turn.number).map(|it| it.id.clone()).collect(),
+        stale_artifacts: ids(&|it| it.discarded),
+        kept_artifacts: ids(&|it| it.turn == turn.number && !it.discarded),
+        granted: (turn.grants > 0).then(|| Granted { times: turn.grants, metadata: turn.grant.clone() }),
         tenant: head.scope().tenant,
         owner: head.scope().owner,
         number: turn.number,
@@ -87,11 +92,13 @@ async fn journal(store: &Store, task: TaskId, steps: u32) -> Result<Vec<JournalE
         if read.is_empty() {
             break;
         }
-        let entry = |entry: rialto_store::Entry| JournalEntry {
-            step: u32::try_from(entry.id.0).unwrap_or(u32::MAX),
-            payload: entry.payload,
-        };
-        journal.extend(read.into_iter().map(entry));
+        for entry in read {
+            let step = u32::try_from(entry.id.0).unwrap_or(u32::MAX);
+            journal.push(match entry.tag {
+                tag::JOURNAL => JournalEntry { step, ..JournalEntry::decode(entry.payload).map_err(corrupt)? },
+                _ => JournalEntry { step, payload: entry.payload, ..JournalEntry::default() },
+            });
+        }
     }
     Ok(journal)
 }

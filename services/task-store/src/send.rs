@@ -1,17 +1,18 @@
 //! Accepting a message: a new task, or the next turn of one.
 
+use prost::Message as _;
 use rialto_a2a::{
     Error, Kind,
     v1::{Message, TaskState},
     wkt::Struct,
 };
 use rialto_rpc::tasks::{Policy, Scope, WhenBusy};
-use rialto_store::{Check, Millis};
+use rialto_store::{Check, Millis, Op};
 
 use crate::{
     change::{Change, Decide, Decision, Draft, State},
     keys::{self, TaskId, TurnId},
-    stored::{Context, Head, Held, Holder, Phase, Turn, Waiting},
+    stored::{Context, Head, Held, Holder, Phase, Reservation, Turn, Waiting},
     turn::span,
 };
 
@@ -43,6 +44,10 @@ pub(crate) struct Send<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) shards: u16,
     pub(crate) traceparent: &'a str,
+    /// Until when it is remembered that this message was accepted; only for those with a client's name.
+    pub(crate) named_until: Option<Millis>,
+    /// The caller has as many tasks under way as it may have.
+    pub(crate) caller_full: bool,
 }
 
 /// What became of a message.
@@ -54,10 +59,16 @@ pub(crate) enum Sent {
     Added(Box<Head>),
     /// It had been accepted before; where its turn stands is to be looked up.
     Before,
+    /// The same, so long ago that the task does not know its turn any more.
+    LongBefore,
 }
 
 impl Decide for Send<'_> {
     type Reply = Sent;
+
+    fn mark(&self) -> Option<String> {
+        self.named_until.map(|_| keys::accepted(&self.turn))
+    }
 
     fn decide(&self, state: &State, now: Millis) -> Decision<Sent> {
         let decided = match self.follow_up {
@@ -77,7 +88,12 @@ impl Send<'_> {
                 false => Err(Error::invalid("turn_id", "is in use").into()),
             };
         }
+        if state.marked == Some(true) {
+            // It was, and is forgotten.
+            return Err(Error::from(Kind::TaskNotFound).into());
+        }
         let head = Head {
+            counted: self.policy.max_caller_turns > 0,
             scope: Some(self.scope.clone()),
             context_id: self.context_id.to_owned(),
             hidden: self.policy.hidden,
@@ -95,7 +111,9 @@ impl Send<'_> {
         let mut context = self.context(held, now);
         let mut draft = Draft::create(self.task, head, now);
         draft.say(self.message.clone());
-        draft.head.turn = Some(Turn { number: 1, message: 1, first_event: 1, ..self.turn(now) });
+        let turn = Turn { number: 1, message: 1, first_event: 1, ..self.turn(now) };
+        draft.head.due_ms = turn.deadline_ms;
+        draft.head.turn = Some(turn);
         draft.status(TaskState::Submitted, None, self.metadata.cloned()).map_err(|_| Error::internal())?;
         draft.fits().map_err(|_| Error::from(Kind::PayloadTooLarge))?;
         context.tasks += 1;
@@ -103,10 +121,11 @@ impl Send<'_> {
         match context.holder {
             None => {
                 change.drafts[0].queue();
-                self.hold(&mut context, &mut change);
+                self.hold(&mut context, &mut change)?;
             }
             Some(_) => self.wait(&mut context, None, now)?,
         }
+        self.remember(&mut change);
         let sent = Sent::Created(Box::new(change.drafts[0].head.clone()));
         change.context = Some(Some(context));
         Ok(Decision::Commit(Box::new(change), sent))
@@ -123,21 +142,26 @@ impl Send<'_> {
         if head.knows(&self.turn) {
             return Ok(Decision::Reply(Sent::Before));
         }
+        if state.marked == Some(true) {
+            let waits = state.context(head)?.is_some_and(|held| held.value.has_waiting(&self.turn));
+            return Ok(Decision::Reply(if waits { Sent::Before } else { Sent::LongBefore }));
+        }
         if head.state().is_terminal() {
             let text = "Task is in a terminal state and takes no more messages.";
             return Err(Error::new(Kind::UnsupportedOperation, text).into());
         }
         let known = state.context(head)?;
         let mut context = self.context(known, now);
-        if context.waiting.iter().any(|waiting| waiting.turn.as_ref().is_some_and(|turn| turn.id == self.turn[..])) {
+        if context.has_waiting(&self.turn) {
             return Ok(Decision::Reply(Sent::Before));
         }
         let mut draft = Draft::edit(self.task, held, now);
         // A task that is at work keeps its context, whatever the record says.
-        let at_work = head.phase() != Phase::Done;
+        let at_work = !head.is_at_rest();
         if context.holder.is_some() || at_work {
             self.wait(&mut context, Some(self.message.clone()), now)?;
-            let change = Change { context: Some(Some(context)), ..Change::default() };
+            let mut change = Change { context: Some(Some(context)), ..Change::default() };
+            self.remember(&mut change);
             return Ok(Decision::Commit(Box::new(change), Sent::Added(Box::new(draft.head))));
         }
         let turn = self.turn(now);
@@ -145,9 +169,11 @@ impl Send<'_> {
             .admit(turn, self.message.clone(), self.metadata.cloned())
             .map_err(|_| Error::new(Kind::UnsupportedOperation, BUSY))?;
         draft.fits().map_err(|_| Error::from(Kind::PayloadTooLarge))?;
+        draft.head.counted = self.policy.max_caller_turns > 0;
         draft.queue();
         let mut change = Change::of(draft);
-        self.hold(&mut context, &mut change);
+        self.hold(&mut context, &mut change)?;
+        self.remember(&mut change);
         let sent = Sent::Added(Box::new(change.drafts[0].head.clone()));
         change.context = Some(Some(context));
         Ok(Decision::Commit(Box::new(change), sent))
@@ -178,15 +204,28 @@ impl Send<'_> {
     }
 
     /// Takes the context for this turn.
-    fn hold(&self, context: &mut Context, change: &mut Change) {
+    fn hold(&self, context: &mut Context, change: &mut Change) -> Result<(), Error> {
+        if self.caller_full {
+            return Err(queue_full());
+        }
         let task = self.task.bytes().to_vec().into();
         context.holder = Some(Holder { task, turn: self.turn.to_vec().into() });
-        context.due_ms = 0;
+        context.due_ms = context.next_expiry();
         if self.policy.max_turns > 0 {
             // Contexts spread evenly over the shards, and a batch sees one of them.
             let len = self.policy.max_turns.div_ceil(u64::from(self.shards.max(1)));
             change.checks.push(Check::ShorterThan { stream: keys::runs(&self.scope.agent), len });
         }
+        Ok(())
+    }
+
+    /// Keeps that this message was accepted, for as long as its name counts: the task may be gone by then.
+    fn remember(&self, change: &mut Change) {
+        let (Some(until), Some(key)) = (self.named_until, self.mark()) else { return };
+        change.checks.push(Check::Absent { key: key.clone() });
+        let bytes = Reservation { expires_ms: until, ..Reservation::default() }.encode_to_vec().into();
+        change.ops.push(Op::Put { key: key.clone(), bytes });
+        change.ops.push(Op::Index { index: keys::DUE.to_owned(), member: key, was: None, now: Some(until) });
     }
 
     /// Lets this turn wait for the one that has the context.
@@ -197,12 +236,13 @@ impl Send<'_> {
         let size = |message: &Option<Message>| message.as_ref().map_or(0, prost::Message::encoded_len);
         let waiting: usize = context.waiting.iter().map(|waiting| size(&waiting.message)).sum();
         let too_large = waiting > 0 && waiting + size(&message) > MAX_WAITING_BYTES;
-        if context.waiting.len() >= MAX_WAITING || too_large {
+        if context.waiting.len() >= MAX_WAITING || too_large || self.caller_full {
             return Err(queue_full());
         }
         let task = self.task.bytes().to_vec().into();
         let metadata = message.is_some().then(|| self.metadata.cloned()).flatten();
         context.waiting.push(Waiting { task, turn: Some(self.turn(now)), message, metadata });
+        context.due_ms = context.next_expiry();
         Ok(())
     }
 }

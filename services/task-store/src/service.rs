@@ -13,16 +13,17 @@ use rialto_a2a::{
 };
 use rialto_rpc::tasks::{
     self, BeginReply, BeginRequest, CancelOrder, CancelRequest, ControlRequest, FinishReply, FinishRequest, GetRequest,
-    HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, HeldTurn, ListRequest, Outcome, RecordReply,
-    RecordRequest, Scope, SendRequest, Update, WatchRequest, task_store_server,
+    GrantRequest, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, HeldTurn, ListRequest, Outcome,
+    RecordReply, RecordRequest, Scope, SendRequest, Update, WatchRequest, task_store_server,
 };
-use rialto_store::{Batch, Check, EntryId, Error as KernelError, Op, Shard};
+use rialto_store::{Batch, Check, EntryId, Error as KernelError, Millis, Op, Shard};
 use tonic::{Request, Response, Status};
 
 use crate::{
     Inner, TaskStore,
     cancel::Cancel,
     change::RUN_SCHEMA,
+    grant::Grant,
     keys::{self, ScopeKey, TaskId, TurnId},
     list,
     read::{Shape, bare_task, snapshot_event},
@@ -30,11 +31,14 @@ use crate::{
     runner,
     send::{Send as SendMessage, Sent},
     store::{Start, Stop, failed},
-    stored::{Head, Held, Phase, Place},
+    stored::{Head, Held, Phase, Place, Reservation},
     watch::{Follow, Until},
 };
 
 type Updates = Pin<Box<dyn Stream<Item = Result<Update, Status>> + Send>>;
+
+/// How much longer than a client's name for it is remembered that a message was accepted.
+const MARGIN: Millis = 3_600_000;
 
 /// A field that one of our own services must set.
 fn required<T>(field: Option<T>, name: &'static str) -> Result<T, Error> {
@@ -96,10 +100,19 @@ impl Inner {
         Ok(whole)
     }
 
+    async fn grant(&self, request: GrantRequest) -> Result<Task, Error> {
+        sixteen(&request.commit_id, "commitId")?;
+        let task = TaskId::parse(&request.task_id, self.shards()).ok_or(Kind::TaskNotFound)?;
+        let (rules, metadata) = (&self.rules, request.metadata.as_ref());
+        let grant = Grant { rules, agent: &request.agent, metadata, commit: &request.commit_id };
+        let head = self.store.transact(Start::Known(task), &grant).await?;
+        Ok(bare_task(task, &head, &Place::new(task, &head.context_id)))
+    }
+
     async fn send(&self, mut request: SendRequest) -> Result<Updates, Error> {
         let scope = required(request.scope.take(), "scope")?;
-        let turn = sixteen(&request.turn_id, "turnId")?;
-        let message = required(request.message.take(), "message")?;
+        let mut turn = sixteen(&request.turn_id, "turnId")?;
+        let mut message = required(request.message.take(), "message")?;
         let shape = Shape::history("configuration.historyLength", request.history_length)?;
         let policy = request.policy.take().unwrap_or_default();
         let until = match request.follow() {
@@ -115,6 +128,21 @@ impl Inner {
         if !follow_up || !message.context_id.is_empty() {
             check_context(&message.context_id)?;
         }
+        let mut named_until = None;
+        if let Some(named) = &request.idempotency {
+            let wanted = Reservation {
+                fingerprint: named.fingerprint.clone(),
+                turn: turn.to_vec().into(),
+                task_id: std::mem::take(&mut message.task_id),
+                context_id: std::mem::take(&mut message.context_id),
+                expires_ms: 0,
+            };
+            let reserved = self.store.reserve(&scope, named, wanted, self.keep_names).await?;
+            turn = sixteen(&reserved.turn, "turnId")?;
+            named_until = Some(reserved.expires_ms + MARGIN);
+            (message.task_id, message.context_id) = (reserved.task_id, reserved.context_id);
+        }
+        let follow_up = !message.task_id.is_empty();
         let (task, start) = match follow_up {
             true => {
                 let task = TaskId::parse(&message.task_id, shards).ok_or(Kind::TaskNotFound)?;
@@ -138,10 +166,16 @@ impl Inner {
             policy: &policy,
             shards,
             traceparent: &request.traceparent,
+            named_until,
+            caller_full: match policy.max_caller_turns {
+                0 => false,
+                most => self.store.turns_of(&ScopeKey::new(&scope)).await? >= most,
+            },
         };
         let sent = self.store.transact(start, &send).await?;
 
         let waits_for_result = until == Some(Until::Result);
+        let long_ago = matches!(sent, Sent::LongBefore);
         let (head, snapshot) = match sent {
             Sent::Created(head) if waits_for_result => (head, None),
             Sent::Created(head) => {
@@ -155,12 +189,12 @@ impl Inner {
                 (head, Some(whole))
             }
             Sent::Added(head) if waits_for_result => (head, None),
-            Sent::Added(_) | Sent::Before => {
+            Sent::Added(_) | Sent::Before | Sent::LongBefore => {
                 let (head, whole) = self.store.task(task, shape).await?.ok_or(Kind::TaskNotFound)?;
                 (Box::new(Head::clone(&head)), Some(whole))
             }
         };
-        let is_over = head.is_over(&turn);
+        let is_over = long_ago || head.is_over(&turn);
         let first = match snapshot {
             Some(whole) if !waits_for_result || is_over => Some(snapshot_event(&self.store, task, &head, whole).await?),
             _ => None,
@@ -256,10 +290,10 @@ impl Inner {
         };
         let begin = Begin {
             rules: &self.rules,
-            agent: &run.agent,
-            turn: &run.turn_id,
+            run,
             claim,
             max_attempts: request.max_attempts,
+            crash: &request.crash,
             commit: &request.commit_id,
         };
         match self.store.transact(Start::Known(task), &begin).await {
@@ -333,7 +367,7 @@ impl Inner {
             async move {
                 let Some(task) = TaskId::parse(&turn.task_id, self.shards()) else { return Ok(()) };
                 let claim = Claim::read(required(turn.claim.as_ref(), "claim")?)?;
-                let hand_back = HandBack { turn: &turn.turn_id, fence: turn.fence, claim };
+                let hand_back = HandBack { turn: &turn.turn_id, fence: turn.fence, claim, crashed: turn.crashed };
                 self.store.transact(Start::Known(task), &hand_back).await.map_err(Error::from)
             }
         };
@@ -379,12 +413,12 @@ fn standing(head: &Head, claimed: &HeldTurn, owned: bool) -> Outcome {
         Phase::Running if owned => Outcome::Ok,
         Phase::Stopping => Outcome::Canceled,
         Phase::Done if head.state() == TaskState::Canceled => Outcome::Canceled,
-        Phase::Running | Phase::Done | Phase::Queued | Phase::Waiting => Outcome::Fenced,
+        Phase::Running | Phase::Done | Phase::Resting | Phase::Queued | Phase::Waiting => Outcome::Fenced,
     }
 }
 
 /// An answer, or the error in its form between services.
-fn answer<T>(result: Result<T, Error>) -> Result<Response<T>, Status> {
+pub(crate) fn answer<T>(result: Result<T, Error>) -> Result<Response<T>, Status> {
     result.map(Response::new).map_err(|error| error.to_status())
 }
 
@@ -417,6 +451,10 @@ impl task_store_server::TaskStore for TaskStore {
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<Task>, Status> {
         answer(self.0.cancel(request.into_inner()).await)
+    }
+
+    async fn grant(&self, request: Request<GrantRequest>) -> Result<Response<Task>, Status> {
+        answer(self.0.grant(request.into_inner()).await)
     }
 
     async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
@@ -455,7 +493,7 @@ impl task_store_server::TaskStore for TaskStore {
                 fence: request.fence,
                 first_event: request.first_event,
                 events: &request.events,
-                journal: &[],
+                journal: &request.journal,
                 history: &request.history,
                 metadata: request.metadata.as_ref(),
                 finish: true,

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::try_join_all;
 use prost::Message as _;
 use rialto_a2a::{Error, Kind, v1::stream_response::Payload};
 use rialto_store::{Conflict, Engine, Entry, EntryId, Error as KernelError, Op, ReadLimit, Record, Shard};
@@ -15,7 +16,7 @@ use crate::{
     artifacts::{self, Unfolded},
     cache::Cache,
     change::{Change, Decide, Decision, Need, State},
-    keys::TaskId,
+    keys::{ScopeKey, TaskId},
     observe, send,
     stored::{Context, Folded, Head, Held, Place, tag},
     watch::Tails,
@@ -101,11 +102,27 @@ impl Store {
                         self.head(task).await?
                     }
                 };
-                State { task, heads: vec![(task, head)], context: None, unfolded: None }
+                State {
+                    task,
+                    heads: vec![(task, head)],
+                    context: None,
+                    unfolded: None,
+                    kept: None,
+                    marked: None,
+                    message: None,
+                }
             }
             Start::New(task, context) => {
                 let held = self.contexts.get(&context);
-                State { task, heads: vec![(task, None)], context: Some((context, held)), unfolded: None }
+                State {
+                    task,
+                    heads: vec![(task, None)],
+                    context: Some((context, held)),
+                    unfolded: None,
+                    kept: None,
+                    marked: None,
+                    message: None,
+                }
             }
         };
         for _ in 0..TRIES {
@@ -118,7 +135,7 @@ impl Store {
                 Decision::Reply(reply) if fresh => return Ok(reply),
                 Decision::Refuse(error) if fresh => return Err(error.into()),
                 Decision::Reply(_) | Decision::Refuse(_) => {
-                    self.refresh(&mut state).await?;
+                    self.refresh(&mut state, operation.mark()).await?;
                     fresh = true;
                     continue;
                 }
@@ -130,7 +147,7 @@ impl Store {
                     return Err(send::queue_full().into());
                 }
                 Err(KernelError::Conflict { .. }) => {
-                    self.refresh(&mut state).await?;
+                    self.refresh(&mut state, operation.mark()).await?;
                     fresh = true;
                 }
                 Err(error) => return Err(failed(&error).into()),
@@ -183,8 +200,10 @@ impl Store {
     }
 
     /// Reads again everything that the last decision was made on.
-    async fn refresh(&self, state: &mut State) -> Result<(), Error> {
+    async fn refresh(&self, state: &mut State, mark: Option<String>) -> Result<(), Error> {
         state.unfolded = None;
+        state.kept = None;
+        state.message = None;
         for (task, _) in &state.heads {
             self.heads.forget(&task.head());
         }
@@ -195,12 +214,14 @@ impl Store {
             self.contexts.forget(key);
             keys.push(key);
         }
+        keys.extend(mark.as_deref());
         let mut records = self.records(state.task.shard(), &keys).await?.into_iter();
         let held = self.keep(&self.heads, &head, records.next().flatten())?;
         if let Some((key, context)) = &mut state.context {
             *context = self.keep(&self.contexts, key, records.next().flatten())?;
         }
         state.heads[0].1 = held;
+        state.marked = mark.map(|_| records.next().flatten().is_some());
         Ok(())
     }
 
@@ -224,6 +245,18 @@ impl Store {
             Need::Head(task) => {
                 let head = self.head(task).await?;
                 state.heads.push((task, head));
+                Ok(true)
+            }
+            Need::Kept(at) => {
+                let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
+                state.kept = Some((at, self.artifacts_at(state.task, &held.value, at).await?));
+                Ok(true)
+            }
+            Need::Message => {
+                let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
+                let (place, number) = (Place::default(), held.value.turn.as_ref().map_or(0, |turn| turn.message));
+                let messages = self.messages(state.task, &held.value, &place, number.saturating_sub(1), number).await?;
+                state.message = Some(messages.into_iter().next());
                 Ok(true)
             }
             Need::Unfolded(places) => {
@@ -284,6 +317,15 @@ impl Store {
         let key = task.head();
         let record = self.records(task.shard(), &[&key]).await?.pop().flatten();
         self.keep(&self.heads, &key, record)
+    }
+
+    /// How many tasks of a caller have a turn that waits, is queued or runs. Counted where that is bounded only; in
+    /// all shards, so it may be off by what is under way.
+    pub(crate) async fn turns_of(&self, scope: &ScopeKey) -> Result<u64, Error> {
+        let index = scope.turns();
+        let counts = (0..self.engine.shards()).map(|shard| self.engine.index_count(shard, &index, None));
+        let counts = try_join_all(counts).await.map_err(|error| failed(&error))?;
+        Ok(counts.into_iter().sum())
     }
 
     /// The head of a task that is known here to have ended.

@@ -18,7 +18,9 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/rialto.tasks.v1.stored.rs"));
 }
 
-pub(crate) use generated::{Artifact, Context, Event, Folded, Head, Holder, PastTurn, Phase, Sweep, Turn, Waiting};
+pub(crate) use generated::{
+    Artifact, Context, Event, Folded, Head, Holder, PastTurn, Phase, Reservation, Sweep, Turn, Waiting,
+};
 
 /// Bytes of events, of messages, and of artifacts that a head holds itself. Each change of state writes them again,
 /// and each list reads them, so they are no more than what the smallest stream would cost.
@@ -37,6 +39,8 @@ pub(crate) mod tag {
     pub(crate) const TERMINAL: u8 = 3;
     /// An interrupted status.
     pub(crate) const INTERRUPTED: u8 = 4;
+    /// In a journal: a whole `JournalEntry`, not only its payload.
+    pub(crate) const JOURNAL: u8 = 1;
 }
 
 /// A record that was read, with what a later commit must find unchanged.
@@ -96,18 +100,23 @@ impl Head {
         self.turn.as_ref().map_or(Phase::Done, Turn::phase)
     }
 
+    /// Whether nobody works, or should work, at the task: its turn is over, or waits for authorization.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        matches!(self.phase(), Phase::Done | Phase::Resting)
+    }
+
     /// Whether this turn was accepted for this task and is not waiting in the context.
     pub(crate) fn knows(&self, turn: &[u8]) -> bool {
         self.turn.as_ref().is_some_and(|known| known.id == turn) || self.past.iter().any(|past| past.id == turn)
     }
 
-    /// Whether nothing more comes of a turn. Turns that still wait in the context are not over.
+    /// Whether nothing more comes of a turn by itself. Turns that still wait in the context are not over.
     pub(crate) fn is_over(&self, turn: &[u8]) -> bool {
         if self.state().is_terminal() {
             return true;
         }
         match &self.turn {
-            Some(known) if known.id == turn => known.phase() == Phase::Done,
+            Some(known) if known.id == turn => self.is_at_rest(),
             _ => self.past.iter().any(|past| past.id == turn),
         }
     }
@@ -207,12 +216,41 @@ impl Head {
         matches!(turn.phase(), Phase::Waiting | Phase::Queued | Phase::Running).then_some(turn.queued_ms)
     }
 
+    /// The same, where it is counted per caller.
+    fn counted(&self) -> Option<i64> {
+        self.active().filter(|_| self.counted)
+    }
+
+    /// Since when the task waits for somebody outside.
+    fn parked(&self) -> Option<i64> {
+        (self.state().is_interrupted() && !self.hidden).then(|| self.status_ms())
+    }
+
     fn due(&self) -> Option<i64> {
         (self.due_ms > 0).then_some(self.due_ms)
     }
 }
 
+impl Turn {
+    /// Whether it is too late to begin it.
+    pub(crate) fn is_late(&self, now: Millis) -> bool {
+        self.attempts == 0 && self.deadline_ms > 0 && self.deadline_ms <= now
+    }
+}
+
 impl Context {
+    /// When the first message that waits in here expires; 0 = none does. New tasks that wait expire by themselves.
+    pub(crate) fn next_expiry(&self) -> Millis {
+        let turns = self.waiting.iter().filter(|waiting| waiting.message.is_some());
+        let turns = turns.filter_map(|waiting| waiting.turn.as_ref()).map(|turn| turn.deadline_ms);
+        turns.filter(|deadline| *deadline > 0).min().unwrap_or(0)
+    }
+
+    /// Whether this turn waits in here.
+    pub(crate) fn has_waiting(&self, turn: &[u8]) -> bool {
+        self.waiting.iter().any(|waiting| waiting.turn.as_ref().is_some_and(|waiting| waiting.id == turn))
+    }
+
     /// Whether this turn of this task has the context.
     pub(crate) fn is_held_by(&self, task: TaskId, turn: &[u8]) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.task == task.bytes()[..] && holder.turn == turn)
@@ -229,6 +267,10 @@ pub(crate) fn reindex(task: TaskId, was: Option<&Head>, now: Option<&Head>, ops:
         }
     };
     single(keys::ACTIVE, member(), was.and_then(Head::active), now.and_then(Head::active));
+    if let Some(head) = [was, now].into_iter().flatten().find(|head| head.counted) {
+        single(&head.scope_key().turns(), member(), was.and_then(Head::counted), now.and_then(Head::counted));
+    }
+    single(keys::PARKED, member(), was.and_then(Head::parked), now.and_then(Head::parked));
     single(keys::DUE, task.head(), was.and_then(Head::due), now.and_then(Head::due));
     if let (Some(was), Some(now)) = (was, now)
         && was.status_ms() == now.status_ms()

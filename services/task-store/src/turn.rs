@@ -33,16 +33,17 @@ pub(crate) fn span(ms: u64) -> Millis {
 }
 
 impl Rules {
-    /// When a context without a turn is forgotten.
+    /// When a context without a turn is forgotten, or what waits in one with a turn expires.
     pub(crate) fn context_due(&self, context: &Context) -> Millis {
         match (context.idle_ms, &context.holder) {
+            (_, Some(_)) => context.next_expiry(),
             (1.., None) => context.active_ms + span(context.idle_ms).max(self.min_context_idle),
             _ => 0,
         }
     }
 
     /// When an ended or parked task is looked at next; 0 = never.
-    fn task_due(&self, draft: &Draft, now: Millis) -> Millis {
+    pub(crate) fn task_due(&self, draft: &Draft, now: Millis) -> Millis {
         let end = match (draft.head.state().is_terminal(), draft.head.task_ttl_ms) {
             (true, ttl @ 1..) => Some(span(ttl)),
             _ => None,
@@ -57,10 +58,12 @@ impl Rules {
         let Some(turn) = draft.head.turn.as_mut() else { return Ok(()) };
         turn.set_phase(Phase::Done);
         let id = turn.id.clone();
+        turn.grant = None;
         if std::mem::take(&mut turn.journal) > 0 {
             turn.journal_bytes = 0;
             draft.ops.push(Op::Drop { stream: draft.task.journal() });
         }
+        draft.settle_artifacts();
         draft.head.due_ms = self.task_due(draft, now);
         self.release(state, change, &id, now)
     }
@@ -109,7 +112,7 @@ fn start(state: &State, change: &mut Change, next: Waiting, now: Millis) -> Resu
     let draft = &mut change.drafts[place];
     let startable = match &next.message {
         None => draft.head.turn.as_ref().is_some_and(|known| known.id == turn.id && known.phase() == Phase::Waiting),
-        Some(_) => draft.head.state().is_interrupted() && draft.head.phase() == Phase::Done,
+        Some(_) => draft.head.state().is_interrupted() && draft.head.is_at_rest(),
     };
     let admitted = match next.message {
         _ if !startable => Err(Fault::Invalid("the task has moved on".to_owned())),

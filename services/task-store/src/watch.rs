@@ -39,6 +39,9 @@ use crate::{
 /// How long nothing may be heard before the log is looked at.
 const RECHECK: Duration = Duration::from_secs(5);
 
+/// How often somebody whose turn waits behind others looks whether it still does.
+const LOOK_BEHIND: Duration = Duration::from_secs(1);
+
 /// Events that a tail holds.
 const RING: usize = 128;
 
@@ -474,11 +477,32 @@ impl Follow {
                     }
                 }
                 Next::Wait => {
-                    if timeout(RECHECK, self.seat.poked.changed()).await.is_err() {
+                    let patience = if self.behind.is_some() { LOOK_BEHIND } else { RECHECK };
+                    if timeout(patience, self.seat.poked.changed()).await.is_err() {
+                        self.check_turn().await?;
                         self.seat.tail.recheck();
                     }
                 }
             }
+        }
+    }
+
+    /// Whether the turn, which waits behind others, is still there: one that is dropped leaves no event.
+    async fn check_turn(&self) -> Result<(), Error> {
+        let Some(turn) = &self.behind else { return Ok(()) };
+        let held = self.store.head(self.task).await?.ok_or(Kind::TaskNotFound)?;
+        if held.value.knows(turn) || held.value.state().is_terminal() {
+            return Ok(());
+        }
+        let key = held.value.scope_key().context(&held.value.context_id);
+        // Between the two looks it may have gone from one to the other, so the first one is repeated.
+        let context = self.store.context(self.task.shard(), &key).await?;
+        if context.is_some_and(|held| held.value.has_waiting(turn)) {
+            return Ok(());
+        }
+        match self.store.head(self.task).await?.is_some_and(|held| held.value.knows(turn)) {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Deadline, "The message expired in the queue; it was not started.")),
         }
     }
 

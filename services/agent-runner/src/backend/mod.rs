@@ -12,7 +12,7 @@ use rialto_a2a::{
     wkt::Struct,
 };
 use rialto_runtime::config;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 pub use self::echo::Echo;
@@ -37,6 +37,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`Crash`] when the attempt is lost and the turn should be tried again. A panic is one too.
     async fn run(&self, turn: &Turn, events: &Events) -> Result<End, Crash>;
+
+    /// What the agent says about tasks of its own that wait for authorization, in a turn or between turns. Asked again
+    /// and again while the runner runs. Cancel-safe.
+    async fn granted(&self) -> Grant {
+        std::future::pending().await
+    }
 
     /// Lets go of what outlives a turn, such as idle processes; no turn runs any more.
     async fn close(&self) {}
@@ -116,6 +122,8 @@ pub struct Turn {
     pub journal: Vec<Bytes>,
     /// The task's metadata.
     pub metadata: Struct,
+    /// What came with the grant, when this turn stopped for authorization and got it.
+    pub granted: Option<Struct>,
     /// W3C trace context of this turn, for what the backend does; empty when its sender has none.
     pub traceparent: String,
     /// Fires when the work is no longer wanted: end soon, or be dropped after the grace period.
@@ -140,6 +148,17 @@ pub enum AgentEvent {
     Usage(Struct),
     /// Merged into the task's metadata.
     Metadata(Struct),
+}
+
+/// A task of the agent that waits for authorization has it, and goes on.
+#[derive(Debug)]
+pub struct Grant {
+    /// The task.
+    pub task_id: String,
+    /// For the turn that goes on, and for nobody else.
+    pub metadata: Struct,
+    /// Dropped once the grant is stored or refused.
+    pub done: oneshot::Sender<()>,
 }
 
 /// An artifact, or a piece of one.

@@ -44,10 +44,14 @@ pub(crate) struct Place {
     pub turn: u32,
     /// Number that the next event gets.
     pub next_event: u64,
-    /// Steps in the journal already.
-    pub steps: u32,
-    /// Artifacts that lost attempts at this turn wrote.
+    /// The journal so far.
+    pub journal: Vec<JournalEntry>,
+    /// Artifacts of lost attempts that were taken back: what is written to them first replaces them.
     pub stale: HashSet<String>,
+    /// What the task's metadata has under `iac_code`.
+    pub iac_code: Struct,
+    /// Artifacts that earlier attempts at this turn wrote, and that stay.
+    pub kept: HashSet<String>,
 }
 
 /// The backend broke a rule; the text says which.
@@ -62,6 +66,10 @@ pub(crate) enum Urgency {
     /// As soon as no other event is ready.
     Now,
 }
+
+/// Where agents that answer by status and stay open keep what is theirs in a task's metadata, as the first of their
+/// kind did; the clients of those look there.
+const IAC_CODE: &str = "iac_code";
 
 /// Events, journal entries and metadata that are stored together.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -94,27 +102,42 @@ pub(crate) struct Scribe {
     sent: Option<Arc<Page>>,
     /// All text of this turn.
     said: String,
-    /// Artifacts that this attempt wrote.
+    /// Bytes of it that the journal has.
+    journaled: usize,
+    /// Steps in the journal.
+    steps: u32,
+    /// Artifacts that this attempt may extend.
     written: HashSet<String>,
     /// Results of a hidden task, which go into its message.
     results: Vec<Artifact>,
+    /// Whether the journal lacks some of them.
+    new_results: bool,
     results_bytes: usize,
 }
 
 impl Scribe {
-    pub(crate) fn new(style: Style, place: Place) -> Self {
+    pub(crate) fn new(style: Style, mut place: Place) -> Self {
+        // What was said before the last step counts as said by this attempt, which goes on after it.
+        let journal = std::mem::take(&mut place.journal);
+        let said: String = journal.iter().map(|entry| entry.text.as_str()).collect();
+        let steps = journal.last().map_or(0, |entry| entry.step);
+        let results = journal.into_iter().rev().map(|entry| entry.results).find(|results| !results.is_empty());
+        let results = results.unwrap_or_default();
         let page = Page { first_event: place.next_event, ..Page::default() };
         Self {
             style,
-            place,
             text: String::new(),
             page,
             page_bytes: 0,
             sent: None,
-            said: String::new(),
-            written: HashSet::new(),
-            results: Vec::new(),
-            results_bytes: 0,
+            journaled: said.len(),
+            said,
+            steps,
+            written: std::mem::take(&mut place.kept),
+            results_bytes: results.iter().map(prost::Message::encoded_len).sum(),
+            results,
+            new_results: false,
+            place,
         }
     }
 
@@ -148,10 +171,13 @@ impl Scribe {
                 Ok(Urgency::Now)
             }
             AgentEvent::Usage(usage) => {
-                self.merge([("usage".to_owned(), value::Kind::StructValue(usage).into())]);
+                self.usage(usage);
                 Ok(Urgency::Soon)
             }
             AgentEvent::Metadata(metadata) => {
+                if metadata.fields.contains_key(IAC_CODE) {
+                    self.place.iac_code = iac_code(&metadata);
+                }
                 self.merge(metadata.fields);
                 Ok(Urgency::Soon)
             }
@@ -310,6 +336,7 @@ impl Scribe {
         let id = &artifact.artifact_id;
         let written = self.written.contains(id);
         // Artifacts of earlier turns are known to the task-store only: it refuses what the first turn cannot tell.
+        let written = written || self.hidden() && self.results.iter().any(|kept| kept.artifact_id == *id);
         if append && !written && self.place.turn <= 1 && !self.place.stale.contains(id) {
             return Err(Invalid(format!("append to the artifact {:?}, which does not exist", shorten(id.clone()))));
         }
@@ -324,6 +351,7 @@ impl Scribe {
 
     /// Keeps a result of a hidden task.
     fn result(&mut self, artifact: Artifact, append: bool) -> Result<(), Invalid> {
+        self.new_results = true;
         self.results_bytes += artifact.encoded_len();
         if self.results_bytes > MAX_TEXT {
             return Err(Invalid(format!("the answer is longer than {} MiB", MAX_TEXT >> 20)));
@@ -350,9 +378,33 @@ impl Scribe {
     }
 
     fn journal(&mut self, payload: Bytes) {
-        self.place.steps += 1;
-        self.page_bytes += payload.len() + 1;
-        self.page.journal.push(JournalEntry { step: self.place.steps, payload });
+        // What was said before the step must be an event before it: later ones are taken back with the attempt.
+        self.write_text(false);
+        self.steps += 1;
+        let results = if std::mem::take(&mut self.new_results) { self.results.clone() } else { Vec::new() };
+        let entry = JournalEntry {
+            step: self.steps,
+            payload,
+            after_event: self.page.first_event + self.page.events.len() as u64 - 1,
+            text: self.said[self.journaled..].to_owned(),
+            results,
+        };
+        self.journaled = self.said.len();
+        self.page_bytes += entry.encoded_len();
+        self.page.journal.push(entry);
+    }
+
+    /// Notes what was used: as `usage`, or as `iac_code.usage` beside what else is there.
+    fn usage(&mut self, usage: Struct) {
+        let (usage, iac_code) =
+            (("usage".to_owned(), value::Kind::StructValue(usage).into()), &mut self.place.iac_code);
+        if self.style.answer == Answer::Status && self.style.turn_end == TurnEnd::InputRequired {
+            iac_code.fields.extend([usage]);
+            let own = value::Kind::StructValue(iac_code.clone()).into();
+            self.merge([(IAC_CODE.to_owned(), own)]);
+        } else {
+            self.merge([usage]);
+        }
     }
 
     fn merge(&mut self, members: impl IntoIterator<Item = (String, rialto_a2a::wkt::Value)>) {
@@ -406,6 +458,14 @@ impl Scribe {
                 metadata: None,
             })),
         }
+    }
+}
+
+/// What a task's metadata has for agents of that style.
+pub(crate) fn iac_code(metadata: &Struct) -> Struct {
+    match metadata.fields.get(IAC_CODE).and_then(|it| it.kind.as_ref()) {
+        Some(value::Kind::StructValue(own)) => own.clone(),
+        _ => Struct::default(),
     }
 }
 

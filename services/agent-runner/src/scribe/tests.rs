@@ -9,10 +9,35 @@ fn scribe(style: Style, turn: u32, stale: &[&str]) -> Scribe {
         context_id: "c".to_owned(),
         turn,
         next_event: 1,
-        steps: 0,
         stale: stale.iter().map(|id| (*id).to_owned()).collect(),
+        ..Place::default()
     };
     Scribe::new(style, place)
+}
+
+#[test]
+fn agents_in_the_style_of_iac_code_say_their_usage_where_its_clients_look() {
+    let object = |members: &[(&str, u32)]| -> Struct { members.iter().copied().collect() };
+    let nested = |name: &str, object: Struct| -> Struct {
+        Struct { fields: [(name.to_owned(), value::Kind::StructValue(object).into())].into() }
+    };
+    let style = Style { answer: Answer::Status, reply: Reply::Task, turn_end: TurnEnd::InputRequired };
+    for (style, under_iac_code) in [
+        (style, true),
+        (Style { answer: Answer::Artifact, ..style }, false),
+        (Style { turn_end: TurnEnd::Completed, ..style }, false),
+    ] {
+        let iac_code = nested("cwd", object(&[("n", 1)]));
+        let mut scribe = Scribe::new(style, Place { next_event: 1, iac_code: iac_code.clone(), ..Place::default() });
+        scribe.push(AgentEvent::Usage(object(&[("inputTokens", 1)]))).unwrap();
+        scribe.push(AgentEvent::Usage(object(&[("inputTokens", 2)]))).unwrap();
+        let usage = nested("usage", object(&[("inputTokens", 2)]));
+        let expected = match under_iac_code {
+            true => nested("iac_code", Struct { fields: iac_code.fields.into_iter().chain(usage.fields).collect() }),
+            false => usage,
+        };
+        assert_eq!(scribe.close(End::Done(Vec::new())).page.metadata, Some(expected));
+    }
 }
 
 fn chunk(id: &str, text: &str, append: bool) -> AgentEvent {
@@ -132,6 +157,51 @@ fn what_a_lost_attempt_wrote_is_replaced_at_first_touch() {
     let closing = scribe.close(End::Done(Vec::new()));
     let appends: Vec<_> = artifacts(&closing.page.events).into_iter().map(|(id, _, append, _)| (id, append)).collect();
     assert_eq!(appends, [("x", false), ("x", true), ("answer", false)]);
+}
+
+#[test]
+fn an_attempt_that_goes_on_after_a_step_goes_on_in_the_middle_of_its_answer() {
+    let mut first = scribe(Style::default(), 1, &[]);
+    first.push(AgentEvent::Text("one ".to_owned())).unwrap();
+    first.push(AgentEvent::Journal("1".into())).unwrap();
+    first.push(AgentEvent::Text("two ".to_owned())).unwrap();
+    first.push(chunk("x", "1", false)).unwrap();
+    first.push(AgentEvent::Journal("2".into())).unwrap();
+    first.push(AgentEvent::Text("half".to_owned())).unwrap();
+    let page = first.send();
+    let steps: Vec<_> = page.journal.iter().map(|entry| (entry.step, entry.after_event, &entry.text[..])).collect();
+    assert_eq!(steps, [(1, 1, "one "), (2, 3, "two ")], "each step names what was said before it");
+
+    let kept = ["answer".to_owned(), "x".to_owned()].into_iter().collect();
+    let place = Place { turn: 1, next_event: 9, journal: page.journal.clone(), kept, ..Place::default() };
+    let mut second = Scribe::new(Style::default(), place);
+    second.push(AgentEvent::Text("three".to_owned())).unwrap();
+    second.push(chunk("x", "2", true)).unwrap();
+    second.push(AgentEvent::Journal("3".into())).unwrap();
+    let closing = second.close(End::Done(Vec::new()));
+    let expected = [("answer", "three".to_owned(), true, true), ("x", "2".to_owned(), true, false)];
+    assert_eq!(artifacts(&closing.page.events), expected);
+    assert_eq!(texts(closing.history.as_ref().unwrap()), ["one two three"], "the history has the whole answer");
+    assert_eq!((closing.page.journal[0].step, closing.page.journal[0].after_event), (3, 10));
+}
+
+#[test]
+fn a_message_that_goes_on_after_a_step_has_the_results_before_it() {
+    let style = Style { reply: Reply::Message, ..Style::default() };
+    let mut first = scribe(style, 1, &[]);
+    first.push(AgentEvent::Text("one ".to_owned())).unwrap();
+    first.push(chunk("x", "1", false)).unwrap();
+    first.push(AgentEvent::Journal("1".into())).unwrap();
+    first.push(AgentEvent::Journal("2".into())).unwrap();
+    first.push(chunk("x", "lost", true)).unwrap();
+    let page = first.send();
+    assert!(page.journal[1].results.is_empty(), "nothing new since the step before");
+    let place = Place { turn: 1, next_event: 3, journal: page.journal.clone(), ..Place::default() };
+    let mut second = Scribe::new(style, place);
+    second.push(chunk("x", "2", true)).unwrap();
+    second.push(AgentEvent::Text("two".to_owned())).unwrap();
+    let closing = second.close(End::Done(Vec::new()));
+    assert_eq!(texts(closing.history.as_ref().unwrap()), ["one two", "1", "2"]);
 }
 
 #[test]

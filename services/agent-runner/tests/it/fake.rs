@@ -21,8 +21,8 @@ use rialto_rpc::{
     Transport,
     tasks::{
         BeginReply, BeginRequest, CancelOrder, CancelRequest, Claim, ControlRequest, FinishReply, FinishRequest,
-        GetRequest, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, JournalEntry, ListRequest,
-        Outcome, RecordReply, RecordRequest, RunEntry, SendRequest, Turn, Update, WatchRequest,
+        GetRequest, GrantRequest, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, JournalEntry,
+        ListRequest, Outcome, RecordReply, RecordRequest, RunEntry, SendRequest, Turn, Update, WatchRequest,
         task_store_server::TaskStore,
     },
 };
@@ -51,6 +51,10 @@ pub(crate) struct Kept {
     pub message: Message,
     pub history: Vec<Message>,
     pub metadata: Struct,
+    /// The journal of the last Finish.
+    pub finished_journal: Vec<JournalEntry>,
+    /// What came with each Grant.
+    pub grants: Vec<Struct>,
     pub state: TaskState,
     pub status_message: Option<Message>,
     pub events: Vec<StreamResponse>,
@@ -264,6 +268,17 @@ impl TaskStore for Fake {
         unreachable!("not a runner's call")
     }
 
+    async fn grant(&self, request: Request<GrantRequest>) -> Result<Response<Task>, Status> {
+        let lost = self.enter("grant")?;
+        let request = request.into_inner();
+        let mut state = self.lock();
+        let kept = state.tasks.get_mut(&request.task_id).filter(|kept| kept.agent == request.agent);
+        let Some(kept) = kept else { return Err(Error::from(Kind::TaskNotFound).to_status()) };
+        kept.grants.push(request.metadata.unwrap_or_default());
+        drop(state);
+        self.leave(Task { id: request.task_id, ..Task::default() }, lost)
+    }
+
     async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
         let lost = self.enter("begin")?;
         let request = request.into_inner();
@@ -370,6 +385,7 @@ impl TaskStore for Fake {
                     let message = kept.message.clone();
                     kept.history.push(message);
                     kept.history.extend(request.history);
+                    kept.finished_journal = request.journal;
                     kept.fresh.clear();
                     kept.journal.clear();
                     kept.open = false;
@@ -391,7 +407,7 @@ impl TaskStore for Fake {
             let mut state = self.lock();
             let kept = state.tasks.get_mut(&turn.task_id).unwrap();
             if kept.fence == turn.fence {
-                kept.attempts -= 1;
+                kept.attempts -= u32::from(!turn.crashed);
                 kept.handed_back += 1;
             }
         }

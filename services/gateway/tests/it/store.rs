@@ -20,8 +20,8 @@ use rialto_a2a::{
 };
 use rialto_rpc::tasks::{
     BeginReply, BeginRequest, CancelOrder, CancelRequest, ControlRequest, FinishReply, FinishRequest, Follow,
-    GetRequest, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, ListRequest, RecordReply,
-    RecordRequest, SendRequest, Update, WatchRequest, task_store_server::TaskStore,
+    GetRequest, GrantRequest, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, ListRequest,
+    RecordReply, RecordRequest, SendRequest, Update, WatchRequest, task_store_server::TaskStore,
 };
 use tonic::{Request, Response, Status};
 
@@ -284,6 +284,10 @@ impl TaskStore for Server {
         let total_size = i32::try_from(tasks.len()).unwrap();
         let page_size = query.page_size.unwrap_or(50);
         Ok(Response::new(ListTasksResponse { tasks, next_page_token: String::new(), page_size, total_size }))
+    }
+
+    async fn grant(&self, _: Request<GrantRequest>) -> Result<Response<Task>, Status> {
+        unreachable!("not a gateway's call")
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<Task>, Status> {

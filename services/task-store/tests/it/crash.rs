@@ -20,17 +20,17 @@ async fn a_runner_that_was_paused_too_long_writes_nothing() {
     // Claimed by another one, but not begun: the first one still counts.
     assert_eq!(world.record(&paused, 4, vec![artifact("a", "2", true)]).await, Outcome::Ok);
     let begun = world.begin(&run).await.expect("a turn");
-    assert_eq!((begun.turn.next_event, begun.turn.attempt), (5, 2));
+    assert_eq!((begun.turn.next_event, begun.turn.attempt), (7, 2), "what the lost attempt said is taken back");
     assert_eq!(world.record(&paused, 5, vec![artifact("a", "x", true)]).await, Outcome::Fenced);
     assert_eq!(world.finish(&paused, 5, vec![status(S::Failed)]).await, Outcome::Fenced);
     let request = HeartbeatRequest { turns: vec![paused.held(), begun.held()] };
     let reply = world.calls().heartbeat(Request::new(request)).await.expect("beats").into_inner();
     assert_eq!(reply.outcomes, [i32::from(Outcome::Fenced), Outcome::Ok.into()]);
-    assert_eq!(world.finish(&begun, 5, vec![artifact("a", "new", false), status(S::Completed)]).await, Outcome::Ok);
+    assert_eq!(world.finish(&begun, 7, vec![artifact("a", "new", false), status(S::Completed)]).await, Outcome::Ok);
     assert_eq!(world.finish(&paused, 5, vec![status(S::Failed)]).await, Outcome::Fenced);
     let task = world.get(&sent.id).await;
     assert_eq!((state(&task), parts(&task.artifacts[0].parts)), (S::Completed, "new".into()));
-    assert_eq!(numbers(&world, &sent.id).await, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(numbers(&world, &sent.id).await, [1, 2, 3, 4, 5, 6, 7, 8]);
 }
 
 #[tokio::test]

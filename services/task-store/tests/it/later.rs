@@ -17,14 +17,6 @@ fn hasty() -> Options {
     }
 }
 
-async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(15);
-    while !check().await {
-        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 #[tokio::test]
 async fn a_log_is_folded_away_and_the_task_stays() {
     let world = World::with(engine(2), 2, &hasty());

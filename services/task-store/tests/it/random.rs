@@ -12,7 +12,7 @@ use rialto_a2a::{
     state::fold,
     v1::{StreamResponse, Task, stream_response::Payload},
 };
-use rialto_rpc::tasks::{CancelRequest, Follow, Outcome, task_store_server::TaskStore as _};
+use rialto_rpc::tasks::{CancelRequest, Follow, JournalEntry, Outcome, task_store_server::TaskStore as _};
 use rialto_task_store::Options;
 use tokio::sync::Mutex;
 use tonic::{Request, Status};
@@ -91,7 +91,20 @@ impl Life {
     }
 
     async fn record(&self, begun: &Begun, first_event: u64, events: Vec<StreamResponse>) -> Outcome {
-        let request = begun.record(first_event, events);
+        self.record_step(begun, first_event, events, None).await
+    }
+
+    /// The same, and perhaps a step of the journal after the last event.
+    async fn record_step(
+        &self,
+        begun: &Begun,
+        first_event: u64,
+        events: Vec<StreamResponse>,
+        step: Option<u32>,
+    ) -> Outcome {
+        let mut request = begun.record(first_event, events);
+        let after_event = first_event + request.events.len() as u64 - 1;
+        request.journal.extend(step.map(|step| JournalEntry { step, after_event, ..JournalEntry::default() }));
         let recorded = self.insist(|replica| self.world.replicas[replica].record(Request::new(request.clone())));
         recorded.await.expect("records").into_inner().outcome()
     }
@@ -128,7 +141,8 @@ impl Life {
             let Some(run) = self.world.claim_after(&format!("r{name}-{round}"), lease).await else { continue };
             let Some(begun) = self.begin(&run).await else { continue };
             let mut next = begun.turn.next_event;
-            let mut written = false;
+            let mut written = begun.turn.kept_artifacts == ["a"];
+            let mut steps = u32::try_from(begun.turn.journal.len()).expect("small");
             loop {
                 tokio::task::yield_now().await;
                 let mut events = Vec::new();
@@ -156,20 +170,24 @@ impl Life {
                         }
                         break;
                     }
-                    _ => match self.record(&begun, next, events.clone()).await {
-                        Outcome::Ok => {
-                            if self.roll(3).await == 0 {
-                                // The same again, long after it was answered.
-                                self.record(&begun, next, events).await;
+                    _ => {
+                        steps += u32::from(self.roll(4).await == 0);
+                        let step = (steps > 0).then_some(steps);
+                        match self.record_step(&begun, next, events.clone(), step).await {
+                            Outcome::Ok => {
+                                if self.roll(3).await == 0 {
+                                    // The same again, long after it was answered.
+                                    self.record(&begun, next, events).await;
+                                }
+                                next += count;
                             }
-                            next += count;
+                            Outcome::Canceled => {
+                                self.finish(&begun, next, vec![]).await;
+                                break;
+                            }
+                            Outcome::Fenced => break,
                         }
-                        Outcome::Canceled => {
-                            self.finish(&begun, next, vec![]).await;
-                            break;
-                        }
-                        Outcome::Fenced => break,
-                    },
+                    }
                 }
             }
             if self.roll(2).await == 0
@@ -226,6 +244,12 @@ impl Life {
         }
         rebuilt
     }
+}
+
+/// The artifacts that were not taken back.
+fn visible(task: &Task) -> Vec<(String, String)> {
+    let artifacts = task.artifacts.iter().filter(|artifact| artifact.metadata.is_none());
+    artifacts.map(|artifact| (artifact.artifact_id.clone(), parts(&artifact.parts))).collect()
 }
 
 fn over(task: &Task) -> bool {
@@ -292,15 +316,38 @@ async fn life(seed: u64) {
     let numbers: Vec<u64> = log.iter().map(|update| update.number).collect();
     assert_eq!(numbers, (1..=log.len() as u64).collect::<Vec<_>>(), "dense");
     let mut tokens = std::collections::BTreeSet::new();
+    let mut states = vec![Task::default()];
+    let mut taken_back = None;
     for (n, update) in log.iter().enumerate() {
+        let mut next = states.last().expect("one").clone();
+        fold(&mut next, update.event.clone().expect("an event")).expect("fits");
+        let known = |token: &str| tokens.contains(token);
+        let restores = |update: &StreamResponse| match &update.payload {
+            Some(Payload::ArtifactUpdate(update)) => {
+                let text = parts(&update.artifact.as_ref().expect("an artifact").parts);
+                !update.append && text.split_whitespace().all(known)
+            }
+            _ => false,
+        };
+        if let Some(kept) = taken_back {
+            if restores(update.event.as_ref().expect("an event")) {
+                states.push(next);
+                continue;
+            }
+            let before: &Task = &states[kept];
+            assert_eq!(visible(states.last().expect("one")), visible(before), "back to what is kept");
+            taken_back = None;
+        }
+        states.push(next);
         match update.event.as_ref().and_then(|event| event.payload.as_ref()) {
             Some(Payload::StatusUpdate(status)) => {
                 let terminal = status.status.as_ref().expect("a status").state().is_terminal();
                 assert_eq!(terminal, n + 1 == log.len(), "one end, at the end");
+                taken_back = kept_event(update.event.as_ref().expect("an event"));
             }
             Some(Payload::ArtifactUpdate(update)) => {
                 let text = parts(&update.artifact.as_ref().expect("an artifact").parts);
-                assert!(tokens.insert(text), "no event twice");
+                assert!(tokens.insert(text.trim().to_owned()), "no event twice");
             }
             other => panic!("{other:?}"),
         }

@@ -12,8 +12,8 @@ use rialto_a2a::{
     },
 };
 use rialto_rpc::tasks::{
-    self, BeginRequest, CancelRequest, FinishRequest, Follow, GetRequest, HeldTurn, ListRequest, Outcome, Policy,
-    RecordRequest, RunEntry, Scope, SendRequest, Turn, Update, WatchRequest, WhenBusy,
+    self, BeginRequest, CancelRequest, FinishRequest, Follow, GetRequest, GrantRequest, HeldTurn, Idempotency,
+    ListRequest, Outcome, Policy, RecordRequest, RunEntry, Scope, SendRequest, Turn, Update, WatchRequest, WhenBusy,
     task_store_server::TaskStore as Calls,
 };
 use rialto_store::Engine;
@@ -86,6 +86,7 @@ impl Begun {
             turn_id: self.run.run.turn_id.clone(),
             fence: self.turn.fence,
             claim: Some(self.run.claim.clone()),
+            crashed: false,
         }
     }
 }
@@ -192,6 +193,13 @@ impl World {
         let request =
             CancelRequest { scope: Some(scope(owner)), id: id.into(), metadata: None, commit_id: commit.into() };
         Ok(self.calls().cancel(Request::new(request)).await.map_err(|status| error(&status))?.into_inner())
+    }
+
+    pub(crate) async fn grant(&self, id: &str, with: impl FnOnce(&mut GrantRequest)) -> Result<Task, Error> {
+        let mut request =
+            GrantRequest { task_id: id.into(), commit_id: id_bytes().to_vec().into(), ..GrantRequest::default() };
+        with(&mut request);
+        Ok(self.calls().grant(Request::new(request)).await.map_err(|status| error(&status))?.into_inner())
     }
 
     /// Claims one run entry, if there is one.
@@ -360,6 +368,24 @@ impl Send {
         self
     }
 
+    /// With the client's own name for it.
+    pub(crate) fn named(mut self, key: &str) -> Self {
+        let message = self.0.message.clone().expect("a message");
+        let asked = format!("{}{}{}", text(&message), message.task_id, message.message_id);
+        self.0.idempotency = Some(Idempotency { key: key.into(), fingerprint: asked.into_bytes().into() });
+        self
+    }
+
+    /// The same message as a client that lost the answer sends it again: with other ids of the gateway's.
+    pub(crate) fn again(&self) -> Self {
+        let mut again = self.clone();
+        again.0.turn_id = id_bytes().to_vec().into();
+        if again.message().task_id.is_empty() {
+            again.message().context_id = unique();
+        }
+        again
+    }
+
     pub(crate) fn queue(self) -> Self {
         self.policy(|policy| policy.set_when_busy(WhenBusy::Queue))
     }
@@ -435,6 +461,17 @@ pub(crate) fn reason(task: &Task) -> String {
     }
 }
 
+/// The last event that stays, of a status that says that the work was interrupted.
+pub(crate) fn kept_event(event: &StreamResponse) -> Option<usize> {
+    use rialto_a2a::wkt::value::Kind::NumberValue;
+    let Some(Payload::StatusUpdate(update)) = &event.payload else { return None };
+    let metadata = update.status.as_ref()?.message.as_ref()?.metadata.as_ref()?;
+    match metadata.fields.get("keptEvent")?.kind.as_ref()? {
+        NumberValue(kept) => Some(format!("{kept}").parse().expect("a number")),
+        _ => None,
+    }
+}
+
 /// Everything until the stream ends.
 pub(crate) async fn all(updates: Updates) -> Vec<Update> {
     let collect = updates.map(|update| update.expect("no error")).collect();
@@ -481,4 +518,12 @@ pub(crate) async fn numbers(world: &World, id: &str) -> Vec<u64> {
     .iter()
     .map(|update| update.number)
     .collect()
+}
+
+pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, check: impl Fn() -> F) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(15);
+    while !check().await {
+        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }

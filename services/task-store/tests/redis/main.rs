@@ -6,16 +6,26 @@ mod budget;
 mod engine;
 mod failover;
 
+#[path = "../it/admin.rs"]
+mod admin;
 #[path = "../it/cancel.rs"]
 mod cancel;
 #[path = "../it/crash.rs"]
 mod crash;
 #[path = "../it/flaky.rs"]
 mod flaky;
+#[path = "../it/grant.rs"]
+mod grant;
 #[path = "../it/later.rs"]
 mod later;
+#[path = "../it/limits.rs"]
+mod limits;
 #[path = "../it/list.rs"]
 mod list;
+#[path = "../it/lost.rs"]
+mod lost;
+#[path = "../it/names.rs"]
+mod names;
 #[path = "../it/random.rs"]
 mod random;
 #[path = "../it/send.rs"]

@@ -8,9 +8,11 @@ mod protocol;
 use std::{collections::BTreeMap, io::ErrorKind, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::ensure;
+use futures::future::join_all;
 use nix::sys::signal::Signal;
+use rialto_a2a::wkt::Struct;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -18,16 +20,18 @@ use tracing::{debug, error, warn};
 
 use self::{
     lines::Piece,
-    pool::Pool,
-    process::{Exit, Next, Process, until},
+    pool::{Idle, Pool},
+    process::{Exit, MAX_LATE_LINES, Next, Process, until},
     protocol::Said,
 };
-use super::{Backend, Crash, End, Events, Turn};
+use super::{Backend, Crash, End, Events, Grant, Turn};
 
 /// The longest line that an agent may write: below what a task may hold.
 const MAX_LINE: usize = 12 << 20;
 /// Between the cancel line and SIGTERM, for agents with one process per turn.
 const TERM_DELAY: Duration = Duration::from_secs(1);
+/// Grants of one agent that may wait for the runner, and of one turn that may be under way.
+const WAITING_GRANTS: usize = 16;
 /// At the stop of the runner, an idle process sees the end of its stdin, and has this long to leave.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -58,6 +62,9 @@ pub struct Command {
     /// Processes that may live at a time: those of the running turns, and as many that are on their way out.
     alive: Arc<Semaphore>,
     tasks: TaskTracker,
+    /// Grants that processes report, from them to the runner.
+    grants: mpsc::Sender<Grant>,
+    granted: tokio::sync::Mutex<mpsc::Receiver<Grant>>,
     /// Whoever has not left by now is killed.
     cut: CancellationToken,
 }
@@ -70,12 +77,21 @@ impl Command {
     pub fn new(options: Options) -> anyhow::Result<Self> {
         ensure!(options.command.first().is_some_and(|program| !program.is_empty()), "the command is empty");
         let alive = Arc::new(Semaphore::new(options.slots.saturating_mul(2).clamp(2, Semaphore::MAX_PERMITS)));
-        Ok(Self { options, pool: Pool::default(), alive, tasks: TaskTracker::new(), cut: CancellationToken::new() })
+        let (grants, granted) = mpsc::channel(WAITING_GRANTS);
+        Ok(Self {
+            options,
+            pool: Pool::default(),
+            alive,
+            tasks: TaskTracker::new(),
+            grants,
+            granted: tokio::sync::Mutex::new(granted),
+            cut: CancellationToken::new(),
+        })
     }
 
     /// A process for the turn; `None` when there can be none, now or later.
     async fn process(&self, turn: &Turn) -> Result<Option<(Process, OwnedSemaphorePermit)>, Crash> {
-        if let Some(kept) = self.pool.take(turn) {
+        if let Some(kept) = self.pool.take(turn).await {
             return Ok(Some(kept));
         }
         let permit = self.alive.clone().acquire_owned().await.expect("the semaphore is never closed");
@@ -96,6 +112,7 @@ impl Command {
         let mut line = 0_u64;
         let (mut canceled, mut stopping) = (false, false);
         let mut terminate: Option<Instant> = None;
+        let mut granted = Vec::new();
         loop {
             tokio::select! {
                 biased;
@@ -116,7 +133,17 @@ impl Command {
                         }
                         match protocol::parse(&bytes) {
                             Ok(Said::Event(event)) => events.send(event).await,
-                            Ok(Said::End(end)) => return Ok(end),
+                            Ok(Said::Grant { task_id, metadata }) => {
+                                if granted.len() >= WAITING_GRANTS {
+                                    join_all(granted.drain(..)).await;
+                                }
+                                granted.push(grant(&self.grants, task_id, metadata).await);
+                            }
+                            Ok(Said::End(end)) => {
+                                // An attempt that is lost before they are stored makes them again.
+                                join_all(granted).await;
+                                return Ok(end);
+                            }
                             Err(detail) => return Err(self.malformed(line, &detail)),
                         }
                     }
@@ -132,6 +159,37 @@ impl Command {
         }
     }
 
+    /// Listens to a process that has no turn: nothing but grants counts.
+    fn idle(&self, process: Process, permit: OwnedSemaphorePermit) -> Idle {
+        let (id, needed) = (process.id, CancellationToken::new());
+        let (wanted, grants) = (needed.clone(), self.grants.clone());
+        let (agent, cut) = (self.options.agent.clone(), self.cut.clone());
+        let listened = async move {
+            let mut process = process;
+            let mut late = 0;
+            loop {
+                let next = tokio::select! {
+                    biased;
+                    next = process.next() => next,
+                    () = wanted.cancelled() => return Some((process, permit)),
+                };
+                let Ok(Next::Line(Piece { bytes, whole })) = next else { return None };
+                match protocol::parse(&bytes) {
+                    Ok(Said::Grant { task_id, metadata }) if whole => {
+                        drop(grant(&grants, task_id, metadata).await);
+                    }
+                    _ => late += 1,
+                }
+                if late >= MAX_LATE_LINES {
+                    warn!(agent, "a process that has no turn writes and writes, and is killed");
+                    return None;
+                }
+            }
+        };
+        let process = self.tasks.spawn(async move { cut.run_until_cancelled(listened).await.flatten() });
+        Idle { id, needed, process }
+    }
+
     fn malformed(&self, line: u64, detail: &str) -> Lost {
         warn!(agent = self.options.agent, line, detail, "the agent wrote a line that is not an event");
         Lost::Invalid(End::invalid(format_args!("line {line} is not an event")))
@@ -145,6 +203,14 @@ impl Command {
             drop(permit);
         });
     }
+}
+
+/// Reports a grant; what comes back ends once it is stored or refused.
+async fn grant(grants: &mpsc::Sender<Grant>, task_id: String, metadata: Struct) -> oneshot::Receiver<()> {
+    let (done, over) = oneshot::channel();
+    // Whoever listens ends with the runner, and this with it.
+    grants.send(Grant { task_id, metadata, done }).await.ok();
+    over
 }
 
 /// Why a process cannot go on.
@@ -172,7 +238,7 @@ impl Backend for Command {
             return match self.converse(&mut process, turn, events).await {
                 Ok(end) => {
                     if self.options.persistent {
-                        self.pool.keep(process, permit, turn);
+                        self.pool.keep(turn, || self.idle(process, permit));
                     } else {
                         self.reap(process, permit);
                     }
@@ -191,8 +257,16 @@ impl Backend for Command {
         }
     }
 
+    async fn granted(&self) -> Grant {
+        match self.granted.lock().await.recv().await {
+            Some(grant) => grant,
+            None => std::future::pending().await,
+        }
+    }
+
     async fn close(&self) {
-        for (process, permit) in self.pool.close() {
+        let idle = self.pool.close().into_iter().map(|idle| timeout(FAREWELL, idle.take()));
+        for (process, permit) in join_all(idle).await.into_iter().filter_map(|idle| idle.ok().flatten()) {
             self.reap(process, permit);
         }
         self.tasks.close();

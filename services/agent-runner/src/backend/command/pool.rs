@@ -3,7 +3,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
 
 use super::{super::Turn, process::Process};
 
@@ -17,9 +18,28 @@ const MAX_CONTEXTS: usize = 10_000;
 #[derive(Debug, Default)]
 pub(super) struct Pool(Mutex<Inner>);
 
+/// A process that somebody listens to until it is needed.
+#[derive(Debug)]
+pub(super) struct Idle {
+    /// See [`Process::id`].
+    pub id: u64,
+    /// Ends the listening.
+    pub needed: CancellationToken,
+    /// The process, unless it is gone.
+    pub process: JoinHandle<Option<(Process, OwnedSemaphorePermit)>>,
+}
+
+impl Idle {
+    /// Takes it back.
+    pub(super) async fn take(self) -> Option<(Process, OwnedSemaphorePermit)> {
+        self.needed.cancel();
+        self.process.await.ok().flatten()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    idle: Vec<(Process, OwnedSemaphorePermit)>,
+    idle: Vec<Idle>,
     /// Which process served a context last: it may still know the conversation.
     last: HashMap<Context, u64>,
     closed: bool,
@@ -27,17 +47,19 @@ struct Inner {
 
 impl Pool {
     /// A living process, the one that served this context last if it is idle.
-    pub(super) fn take(&self, turn: &Turn) -> Option<(Process, OwnedSemaphorePermit)> {
+    pub(super) async fn take(&self, turn: &Turn) -> Option<(Process, OwnedSemaphorePermit)> {
         loop {
-            let (mut process, permit) = self.lock().pick(&context(turn))?;
-            if process.is_fresh() {
+            let idle = self.lock().pick(&context(turn))?;
+            if let Some((mut process, permit)) = idle.take().await
+                && process.is_fresh()
+            {
                 return Some((process, permit));
             }
         }
     }
 
-    /// Keeps a process for later turns.
-    pub(super) fn keep(&self, process: Process, permit: OwnedSemaphorePermit, turn: &Turn) {
+    /// Keeps a process for later turns, unless none are to come.
+    pub(super) fn keep(&self, turn: &Turn, idle: impl FnOnce() -> Idle) {
         let mut inner = self.lock();
         if inner.closed {
             return;
@@ -45,12 +67,13 @@ impl Pool {
         if inner.last.len() >= MAX_CONTEXTS {
             inner.last.clear();
         }
-        inner.last.insert(context(turn), process.id);
-        inner.idle.push((process, permit));
+        let idle = idle();
+        inner.last.insert(context(turn), idle.id);
+        inner.idle.push(idle);
     }
 
     /// All idle processes; none is kept from now on.
-    pub(super) fn close(&self) -> Vec<(Process, OwnedSemaphorePermit)> {
+    pub(super) fn close(&self) -> Vec<Idle> {
         let mut inner = self.lock();
         inner.closed = true;
         std::mem::take(&mut inner.idle)
@@ -62,8 +85,9 @@ impl Pool {
 }
 
 impl Inner {
-    fn pick(&mut self, context: &Context) -> Option<(Process, OwnedSemaphorePermit)> {
-        let known = self.last.get(context).and_then(|id| self.idle.iter().position(|(process, _)| process.id == *id));
+    fn pick(&mut self, context: &Context) -> Option<Idle> {
+        self.idle.retain(|idle| !idle.process.is_finished());
+        let known = self.last.get(context).and_then(|id| self.idle.iter().position(|idle| idle.id == *id));
         let index = known.or_else(|| self.idle.len().checked_sub(1))?;
         Some(self.idle.swap_remove(index))
     }

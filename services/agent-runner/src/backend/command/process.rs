@@ -39,7 +39,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Lines of stderr per second that go into the log.
 const MAX_LOG_RATE: u32 = 50;
 /// Late lines that an idle process is forgiven.
-const MAX_LATE_LINES: usize = 1_000;
+pub(super) const MAX_LATE_LINES: usize = 1_000;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 

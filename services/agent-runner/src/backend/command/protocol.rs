@@ -23,6 +23,11 @@ pub(super) const STOPPING: &str = "{\"type\":\"stopping\"}\n";
 pub(super) enum Said {
     Event(AgentEvent),
     End(End),
+    /// A task of the agent, this or another one, has what it waits for.
+    Grant {
+        task_id: String,
+        metadata: Struct,
+    },
 }
 
 #[derive(Serialize)]
@@ -41,6 +46,8 @@ struct TurnLine<'a> {
     conversation: &'a [Message],
     journal: Vec<Option<&'a RawValue>>,
     metadata: &'a Struct,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    granted: Option<&'a Struct>,
     #[serde(skip_serializing_if = "str::is_empty")]
     traceparent: &'a str,
 }
@@ -62,6 +69,7 @@ pub(super) fn turn_line(turn: &Turn) -> Bytes {
         // Entries of another backend, from before a change of the configuration, need not be JSON.
         journal: turn.journal.iter().map(|entry| serde_json::from_slice(entry).ok()).collect(),
         metadata: &turn.metadata,
+        granted: turn.granted.as_ref(),
         traceparent: &turn.traceparent,
     };
     // Messages come from the task-store, which refuses what JSON cannot say.
@@ -81,6 +89,7 @@ struct Line<'a> {
     #[serde(borrow)]
     data: Option<&'a RawValue>,
     reason: Option<String>,
+    task_id: Option<String>,
     #[serde(default)]
     append: bool,
     #[serde(default)]
@@ -127,6 +136,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Said, String> {
         }
         "usage" => Said::Event(AgentEvent::Usage(line.object()?)),
         "metadata" => Said::Event(AgentEvent::Metadata(line.object()?)),
+        "grant" => Said::Grant {
+            task_id: line.task_id.take().ok_or("taskId is missing")?,
+            metadata: if line.data.is_some() { line.object()? } else { Struct::default() },
+        },
         "message" => Said::End(End::Done(required(line.parts()?)?)),
         "end" => Said::End(End::Done(line.parts()?)),
         "completed" => Said::End(End::Completed(line.parts()?)),
@@ -194,6 +207,11 @@ mod tests {
             (r#"{"type":"input-required","text":"a"}"#, Said::End(End::InputRequired(text("a")))),
             (r#"{"type":"auth-required","text":"a"}"#, Said::End(End::AuthRequired(text("a")))),
             (r#"{"type":"failed","reason":"a"}"#, Said::End(End::Failed("a".to_owned()))),
+            (
+                r#"{"type":"grant","taskId":"t","data":{"k":"v"}}"#,
+                Said::Grant { task_id: "t".to_owned(), metadata: [("k", "v")].into_iter().collect() },
+            ),
+            (r#"{"type":"grant","taskId":"t"}"#, Said::Grant { task_id: "t".to_owned(), metadata: Struct::default() }),
             (r#"{"type":"rejected","reason":"a","later":1}"#, Said::End(End::Rejected("a".to_owned()))),
         ] {
             assert_eq!(event(line), said, "{line}");
@@ -223,6 +241,7 @@ mod tests {
             (r#"{"type":"failed"}"#, "reason is missing"),
             (r#"{"type":"usage","data":1}"#, "Invalid parameters"),
             (r#"{"type":"journal"}"#, "data is missing"),
+            (r#"{"type":"grant"}"#, "taskId is missing"),
         ] {
             let found = parse(line.as_bytes()).unwrap_err();
             assert!(found.contains(detail), "{line}: {found}");
