@@ -40,6 +40,9 @@ const OPERATIONS: [&str; 4] = ["tasks", "extendedAgentCard", ".well-known", "v1"
 /// A task of this size still fits every message between services.
 const MAX_TASK: Size = Size::mib(16);
 
+/// Characters that nobody guesses.
+const MIN_ADMIN_TOKEN: usize = 16;
+
 /// All broken rules of a configuration.
 pub(super) fn check(config: &Config) -> Vec<Broken> {
     let mut rules = Rules(Vec::new());
@@ -121,11 +124,15 @@ impl Rules {
             });
         }
         if let Some(admin) = admin {
-            self.require(admin.ip().to_canonical().is_loopback(), "admin-listen", || {
-                format!(
-                    "{admin} is reachable from other machines, which needs an admin token; \
-                     this version has none, so listen on 127.0.0.1 or [::1]"
-                )
+            let safe = config.admin_token.is_some() || admin.ip().to_canonical().is_loopback();
+            self.require(safe, "admin-listen", || {
+                format!("{admin} is reachable from other machines, which needs an admin-token-file")
+            });
+        }
+        if let Some(token) = &config.admin_token {
+            let strong = token.expose().len() >= MIN_ADMIN_TOKEN && is_token(token.expose());
+            self.require(strong, "admin-token", || {
+                format!("must be one line of at least {MIN_ADMIN_TOKEN} visible characters")
             });
         }
         if let Some(url) = &config.public_url

@@ -32,6 +32,8 @@ pub struct Config {
     pub listen: String,
     /// Address of the admin port (liveness, readiness, metrics, admin). Loopback unless a token is set.
     pub admin_listen: String,
+    /// What the admin port asks for (`Authorization: Bearer …`), apart from liveness and readiness.
+    pub admin_token: Option<Secret>,
     /// Address on which task-store serves the other services of `rialto serve`.
     pub task_store_listen: String,
     /// The URL under which clients reach the public port; cards advertise it. Default: the listening address,
@@ -453,6 +455,7 @@ impl Default for Config {
         Self {
             listen: "127.0.0.1:8080".to_owned(),
             admin_listen: "127.0.0.1:8081".to_owned(),
+            admin_token: None,
             task_store_listen: "127.0.0.1:7101".to_owned(),
             public_url: None,
             store: StoreKind::Sqlite,

@@ -97,7 +97,7 @@ agents:
         listen: expected a string, found the number 8080 (put it in quotes) (r.yaml)
         stop-grace: expected a time such as "30s" or "10m", found the number 25 (r.yaml)
         store: "postgres" is not one of sqlite, redis (r.yaml)
-        admin-listen: 0.0.0.0:8081 is reachable from other machines, which needs an admin token; this version has none, so listen on 127.0.0.1 or [::1] (r.yaml)
+        admin-listen: 0.0.0.0:8081 is reachable from other machines, which needs an admin-token-file (r.yaml)
         public-url: must begin with http:// or https:// (r.yaml)
         limits.task-size: must be 16MiB or less (r.yaml)
         limits.parts: must be at least 1 (r.yaml)
@@ -406,11 +406,12 @@ fn media_types_are_checked_in_their_form() {
 #[test]
 fn what_a_cluster_needs_is_checked_and_no_password_is_quoted() {
     insta::assert_snapshot!(faults(
-        "store: redis\ntask-store-listen: 127.0.0.1:8080\n\
+        "store: redis\ntask-store-listen: 127.0.0.1:8080\nadmin-listen: 0.0.0.0:1\nadmin-token: hunter2\n\
          redis: {url: \"http://:hunter2@x\", prefix: \"a b\", shards: 0}\n\
          services: {task-store: [\"http://task-store\", \"https://a:1\", \"http://[::1]:7101/\", \"http://u@a:1\"]}\n"
     ), @r#"
         task-store-listen: 127.0.0.1:8080 is the address of `listen` or `admin-listen` already; task-store needs its own (r.yaml)
+        admin-token: must be one line of at least 16 visible characters (r.yaml)
         redis.url: must be a URL such as "redis://user:password@127.0.0.1:6379"; redis+sentinel:// asks Sentinels, rediss:// uses TLS (r.yaml)
         redis.prefix: "a b" must not have braces, spaces or "@" (r.yaml)
         redis.shards: must be from 1 to 256 (r.yaml)
@@ -430,6 +431,28 @@ fn what_is_printed_can_be_read_back_and_shows_no_secret() {
     assert!(!printed.contains("s3cr3t"), "{printed}");
     insta::assert_snapshot!(printed);
     assert_eq!(to_yaml(&parse_yaml("printed.yaml", &printed).unwrap()), printed);
+}
+
+#[test]
+fn the_collector_of_the_environment_is_used_where_the_file_names_none() {
+    let endpoint = |yaml: &str, value: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("r.yaml");
+        fs::write(&file, yaml).unwrap();
+        let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), value.to_owned())].into();
+        let loaded = load(&Sources { files: vec![file], variables, ..Sources::default() });
+        loaded.map(|loaded| loaded.config.telemetry.otlp_endpoint).map_err(|faults| faults.to_string())
+    };
+    assert_eq!(endpoint("{}", "http://c:4317"), Ok(Some("http://c:4317".to_owned())));
+    assert_eq!(endpoint("{}", ""), Ok(None));
+    let own = "telemetry: {otlp-endpoint: 'https://own:4317'}";
+    assert_eq!(endpoint(own, "http://c:4317"), Ok(Some("https://own:4317".to_owned())));
+    let fault = endpoint("{}", "collector:4317").unwrap_err();
+    assert!(
+        fault.starts_with("telemetry.otlp-endpoint: OTEL_EXPORTER_OTLP_ENDPOINT in the environment must"),
+        "{fault}"
+    );
+    assert!(endpoint("telemetry: {otlp-endpoint: collector}", "").unwrap_err().contains("must be an http"));
 }
 
 #[test]

@@ -1,7 +1,10 @@
-//! Is the process alive, and can it serve: the admin port, and the health service of gRPC.
+//! Is the process alive, and can it serve: probes of the admin port, and the health service of gRPC.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,6 +17,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 /// Whoever needs longer cannot serve.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,11 +31,13 @@ pub(super) struct Needs {
     pub(super) store: Option<Arc<OnceLock<Arc<dyn Engine>>>>,
     /// Of another process or of this one; `None` when nothing here calls it.
     pub(super) tasks: Option<TaskStoreClient>,
+    /// task-store served once.
+    pub(super) served: Arc<AtomicBool>,
     pub(super) stop: CancellationToken,
 }
 
-/// What the admin port serves.
-pub(super) fn admin(needs: Needs) -> Router {
+/// The probes of the admin port.
+pub(super) fn probes(needs: Needs) -> Router {
     Router::new()
         // Depends on nothing: a backend that is down must not restart every process.
         .route("/livez", get(|| async { "ok\n" }))
@@ -39,36 +45,55 @@ pub(super) fn admin(needs: Needs) -> Router {
         .with_state(needs)
 }
 
+/// A need that is not met.
+struct Lack {
+    what: &'static str,
+    /// Another replica may be better off.
+    unready: bool,
+}
+
+impl Lack {
+    const fn of(what: &'static str) -> Self {
+        Self { what, unready: true }
+    }
+}
+
 /// 200 or 503, and which of the needs is the reason.
 async fn readyz(State(needs): State<Needs>) -> (StatusCode, Json<Value>) {
     let (store, tasks) = tokio::join!(needs.check_store(), needs.check_tasks());
+    let stopping = needs.stop.is_cancelled().then_some(Err(Lack::of("stopping")));
     let mut checks = Map::new();
     let mut ready = true;
-    for (name, check) in [("store", store), ("task-store", tasks)] {
+    for (name, check) in [("store", store), ("task-store", tasks), ("process", stopping)] {
         if let Some(check) = check {
-            ready &= check.is_ok();
-            checks.insert(name.to_owned(), check.err().unwrap_or("ok").into());
+            ready &= !check.as_ref().is_err_and(|lack| lack.unready);
+            checks.insert(name.to_owned(), check.err().map_or("ok", |lack| lack.what).into());
         }
-    }
-    if needs.stop.is_cancelled() {
-        ready = false;
-        checks.insert("process".to_owned(), "stopping".into());
     }
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({"ready": ready, "checks": checks})))
 }
 
 impl Needs {
-    async fn check_store(&self) -> Option<Result<(), &'static str>> {
+    async fn check_store(&self) -> Option<Result<(), Lack>> {
         let store = self.store.as_ref()?;
         Some(match store.get() {
-            Some(engine) => check_engine(&**engine).await,
-            None => Err("not open yet"),
+            Some(engine) => check_engine(&**engine).await.map_err(Lack::of),
+            None => Err(Lack::of("not open yet")),
         })
     }
 
-    async fn check_tasks(&self) -> Option<Result<(), &'static str>> {
-        Some(check_task_store(self.tasks.clone()?).await)
+    /// A task-store without its store is no reason to leave the cards and the errors of a gateway to nobody, once
+    /// it is known that things are wired right.
+    async fn check_tasks(&self) -> Option<Result<(), Lack>> {
+        let check = check_task_store(self.tasks.clone()?).await;
+        if check.is_ok() {
+            self.served.store(true, Ordering::Relaxed);
+        }
+        Some(check.map_err(|what| Lack {
+            what,
+            unready: what != STORE_AWAY || self.store.is_some() || !self.served.load(Ordering::Relaxed),
+        }))
     }
 }
 
@@ -81,14 +106,27 @@ async fn check_engine(engine: &dyn Engine) -> Result<(), &'static str> {
     }
 }
 
-/// Whether task-store answers.
-async fn check_task_store(mut tasks: TaskStoreClient) -> Result<(), &'static str> {
-    // An id that names no task costs no read; whoever says so is there.
-    let nobody = GetRequest { scope: Some(Scope::default()), id: "readyz".to_owned(), history_length: Some(0) };
-    match timeout(PATIENCE, tasks.get(nobody)).await {
-        Ok(Err(status)) if Error::from_status(&status).kind != Kind::TaskNotFound => Err("not reachable"),
-        Ok(_) => Ok(()),
-        Err(_) => Err("does not answer"),
+/// task-store is there and cannot serve.
+const STORE_AWAY: &str = "its store is not reachable";
+
+/// Whether task-store serves.
+async fn check_task_store(tasks: TaskStoreClient) -> Result<(), &'static str> {
+    let knows_no_task = async |id: String| {
+        let mut tasks = tasks.clone();
+        let request = GetRequest { scope: Some(Scope::default()), id, history_length: Some(0) };
+        match timeout(PATIENCE, tasks.get(request)).await {
+            Ok(Err(status)) => Error::from_status(&status).kind == Kind::TaskNotFound,
+            Ok(Ok(_)) => true,
+            Err(_) => false,
+        }
+    };
+    // Of the first it takes a look at the store to say so, of the second none.
+    if knows_no_task(Uuid::nil().to_string()).await {
+        Ok(())
+    } else if knows_no_task("readyz".to_owned()).await {
+        Err(STORE_AWAY)
+    } else {
+        Err("not reachable")
     }
 }
 

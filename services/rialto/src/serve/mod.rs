@@ -1,5 +1,6 @@
 //! `rialto serve`: any of the services in this process, as part of a cluster.
 
+mod admin;
 mod gate;
 mod health;
 mod metrics;
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 use clap::ValueEnum;
 use rialto_runtime::config::{Flag, StoreKind};
 
-pub(crate) use self::process::{Services, run};
+pub(crate) use self::process::{Services, run, url};
 use crate::{
     cli::{ServeArgs, fail},
     config::load_or_complain,

@@ -15,7 +15,7 @@ use rialto_gateway::Gateway;
 use rialto_net::{BindError, Limits, Listener};
 use rialto_rpc::{
     Target, Transport,
-    tasks::{self, TaskStoreClient},
+    tasks::{self, AdminClient, TaskStoreClient},
 };
 use rialto_runtime::{
     config::Config,
@@ -31,11 +31,13 @@ use tracing::warn;
 use url::Url;
 
 use super::{
+    admin,
     gate::Gate,
     health::{self, Needs},
-    store,
+    metrics, store,
 };
 use crate::{
+    admin::{Api, agents},
     cli::fail,
     client::{self, fetch_card},
     output,
@@ -128,7 +130,10 @@ async fn serve(
     let run = process.supervisor.clone().run(process.config.stop_grace.0 + HAND_BACK);
     // These are not what the process waits for: they live until it ends.
     let watch = signals.watch(process.supervisor.stop());
-    let router = health::admin(process.needs.clone());
+    // Routes for the operator alone go into the list.
+    let api = Api::new(&process.config, process.admin.clone(), process.tasks.clone());
+    let guarded = [metrics::router(), api.router()];
+    let router = admin::router(process.needs.clone(), process.config.admin_token.clone(), guarded);
     let probes = probes.serve(router, process.limits(), CancellationToken::new(), HAND_BACK);
     let watch = async { tokio::join!(watch, probes).0 };
     tokio::select! {
@@ -188,6 +193,7 @@ struct Process {
     services: Services,
     supervisor: Supervisor,
     tasks: TaskStoreClient,
+    admin: AdminClient,
     gate: Gate,
     needs: Needs,
 }
@@ -203,13 +209,15 @@ impl Process {
                 Transport::network(Target { service: "task-store".to_owned(), urls })?
             }
         };
+        let admin = tasks::admin_client(transport.clone());
         let tasks = tasks::client(transport);
         let needs = Needs {
             store: services.use_store().then(Arc::default),
             tasks: services.call_task_store().then(|| tasks.clone()),
+            served: Arc::default(),
             stop: supervisor.stop(),
         };
-        Ok(Self { config, services, supervisor, tasks, gate, needs })
+        Ok(Self { config, services, supervisor, tasks, admin, gate, needs })
     }
 
     /// Serves what needs no store at once, and the rest as soon as the store is open.
@@ -239,7 +247,8 @@ impl Process {
         if self.services.task_store {
             let service = TaskStore::new(Arc::clone(&engine), &rialto_task_store::Options::default());
             service.run_background(&stop, &tracker);
-            self.gate.open(tasks::server(service));
+            service.measure_queues(agents(config), &stop, &tracker);
+            self.gate.open(service);
             tracker.spawn(health::report(Arc::clone(&engine), reporter, stop));
         }
         if self.services.agent_runner {
@@ -316,7 +325,7 @@ impl Process {
 }
 
 /// The URL at which this machine reaches a listening address.
-fn url(address: SocketAddr) -> String {
+pub(crate) fn url(address: SocketAddr) -> String {
     let reachable = match address {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => SocketAddr::from((Ipv4Addr::LOCALHOST, v4.port())),
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => SocketAddr::from((Ipv6Addr::LOCALHOST, v6.port())),
