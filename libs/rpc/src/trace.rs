@@ -46,20 +46,23 @@ fn server<B>(request: &Request<B>) -> Span {
         return Span::none();
     }
     let Some(caller) = trace::extract(request.headers()) else { return Span::none() };
-    trace::under(|| Some(caller), || {
-        let (service, method) = names(request.uri().path());
-        trace_span!(
-            target: TARGET,
-            "serve",
-            otel.name = &request.uri().path()[1..],
-            otel.kind = "server",
-            otel.status_code = Empty,
-            rpc.system = "grpc",
-            rpc.service = service,
-            rpc.method = method,
-            rpc.grpc.status_code = Empty,
-        )
-    })
+    trace::under(
+        || Some(caller),
+        || {
+            let (service, method) = names(request.uri().path());
+            trace_span!(
+                target: TARGET,
+                "serve",
+                otel.name = &request.uri().path()[1..],
+                otel.kind = "server",
+                otel.status_code = Empty,
+                rpc.system = "grpc",
+                rpc.service = service,
+                rpc.method = method,
+                rpc.grpc.status_code = Empty,
+            )
+        },
+    )
 }
 
 /// `/package.Service/Method`.

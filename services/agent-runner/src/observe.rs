@@ -33,9 +33,8 @@ static METERS: LazyLock<Meters> = LazyLock::new(|| {
         let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
         histogram.with_boundaries(telemetry::SECONDS.to_vec()).build()
     };
-    let slots = |name, description| {
-        meter.i64_up_down_counter(name).with_unit("{slot}").with_description(description).build()
-    };
+    let slots =
+        |name, description| meter.i64_up_down_counter(name).with_unit("{slot}").with_description(description).build();
     Meters {
         attempts: meter
             .u64_counter("rialto.runner.attempts")

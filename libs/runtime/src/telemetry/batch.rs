@@ -80,6 +80,15 @@ impl Losses {
         }
     }
 
+    fn may_warn(&self) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = warned.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if may {
+            *warned = Some(Instant::now());
+        }
+        may
+    }
+
     /// There was no room for an item.
     fn full(&self, signal: Signal) {
         self.full[signal as usize].fetch_add(1, Ordering::Relaxed);
@@ -90,12 +99,9 @@ impl Losses {
         let Err(problem) = result else { return };
         self.failures[signal as usize].fetch_add(1, Ordering::Relaxed);
         self.refused[signal as usize].fetch_add(items as u64, Ordering::Relaxed);
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {
+        if !self.may_warn() {
             return;
         }
-        *warned = Some(Instant::now());
-        drop(warned);
         let sum = |counts: &[AtomicU64; 3]| counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
         let dropped = sum(&self.full) + sum(&self.refused);
         warn!(signal = signal.name(), problem, dropped, "the collector does not take telemetry; it is dropped");
@@ -210,5 +216,105 @@ impl LogProcessor for Queue<Record> {
 
     fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const DELAY: Duration = Duration::from_secs(5);
+
+    struct Started {
+        queue: Queue<usize>,
+        losses: Arc<Losses>,
+        tracker: TaskTracker,
+        stop: CancellationToken,
+    }
+
+    fn start<F>(export: impl FnMut(Vec<usize>) -> F + Send + 'static) -> Started
+    where
+        F: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        let (losses, tracker, stop) = (Arc::default(), TaskTracker::new(), CancellationToken::new());
+        let queue = Queue::start(Signal::Traces, &losses, DELAY, &tracker, stop.clone(), export);
+        Started { queue, losses, tracker, stop }
+    }
+
+    fn count(of: &[AtomicU64; 3]) -> u64 {
+        of[Signal::Traces as usize].load(Ordering::Relaxed)
+    }
+
+    async fn settle() {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_collector_that_never_answers_costs_a_bounded_queue() {
+        let Started { queue, losses, .. } = start(|_| std::future::pending());
+        (0..QUEUE + 10).for_each(|n| queue.put(n));
+        assert_eq!(count(&losses.full), 10);
+        // One batch is under way; there is room for as many.
+        settle().await;
+        (0..BATCH + 10).for_each(|n| queue.put(n));
+        assert_eq!((count(&losses.full), count(&losses.failures)), (20, 0));
+        advance(EXPORT_TIMEOUT + Duration::from_millis(1)).await;
+        settle().await;
+        assert_eq!((count(&losses.refused), count(&losses.failures)), (BATCH as u64, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_is_handed_over_at_the_stop_and_then_it_is_over() {
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let own = Arc::clone(&taken);
+        let Started { queue, losses, tracker, stop } = start(move |batch| {
+            own.lock().unwrap().push(batch);
+            async { Ok(()) }
+        });
+        (0..BATCH + 10).for_each(|n| queue.put(n));
+        settle().await;
+        assert_eq!(taken.lock().unwrap().len(), 1, "a full batch does not wait");
+        let begun = Instant::now();
+        stop.cancel();
+        tracker.close();
+        tracker.wait().await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(taken.lock().unwrap().concat(), (0..BATCH + 10).collect::<Vec<_>>());
+        queue.put(0);
+        assert_eq!(count(&losses.full), 1, "what comes too late is counted");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_few_items_wait_for_company() {
+        let taken = Arc::new(Mutex::new(0));
+        let own = Arc::clone(&taken);
+        let Started { queue, .. } = start(move |batch| {
+            *own.lock().unwrap() += batch.len();
+            async { Ok(()) }
+        });
+        queue.put(1);
+        settle().await;
+        advance(DELAY / 2).await;
+        queue.put(2);
+        settle().await;
+        assert_eq!(*taken.lock().unwrap(), 0);
+        advance(DELAY / 2 + Duration::from_millis(1)).await;
+        settle().await;
+        assert_eq!(*taken.lock().unwrap(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_is_told_once_a_minute() {
+        let losses = Losses::default();
+        assert!(losses.may_warn());
+        advance(Duration::from_secs(59)).await;
+        assert!(!losses.may_warn());
+        advance(Duration::from_secs(1)).await;
+        assert!(losses.may_warn());
+        assert!(!losses.may_warn());
     }
 }

@@ -10,3 +10,4 @@ mod model;
 mod process;
 mod serve;
 mod talk;
+mod telemetry;
