@@ -250,11 +250,13 @@ async fn the_next_attempt_goes_on_after_the_journal() {
             echo '{"type":"artifact","artifactId":"out","text":"first"}'
             echo '{"type":"journal","data":{"step":1}}'
             echo '{"type":"journal","data":{"step":2}}'
+            echo '{"type":"artifact","artifactId":"half","text":"lost"}'
             echo '{"type":"status","text":"dying"}'
             sleep 0.3
             kill -9 $$;;
         *)
-            echo '{"type":"artifact","artifactId":"out","text":"second","append":true}'
+            echo '{"type":"artifact","artifactId":"out","text":" second","append":true}'
+            echo '{"type":"artifact","artifactId":"half","text":"whole","append":true}'
             echo '{"type":"journal","data":{"step":3}}'
             printf '%s' "$turn" | sed 's/.*"journal":\(\[[^]]*\]\).*"idempotencyKey.*/\1/; s/.*"journal":\(\[[^]]*\]\).*/\1/; s/"/\\"/g; s/^/{"type":"completed","text":"/; s/$/"}/'
             echo;;
@@ -263,8 +265,9 @@ async fn the_next_attempt_goes_on_after_the_journal() {
     let task = lab.ask("go").await;
     assert_eq!(state(&task), (TaskState::Completed, r#"[{"step":1},{"step":2}]"#.to_owned()));
     assert_eq!(task.attempts, 2);
-    // What the lost attempt wrote is replaced, not extended.
-    assert_eq!(task.artifact_text("out"), "second");
+    // What it wrote before its last step is extended, what came after it is replaced.
+    assert_eq!(task.artifact_text("out"), "first second");
+    assert_eq!(task.artifact_text("half"), "whole");
 }
 
 #[tokio::test]

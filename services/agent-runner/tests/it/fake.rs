@@ -1,7 +1,7 @@
 //! A task-store in memory that refuses whatever the contract forbids, and what a test needs around it.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -21,9 +21,9 @@ use rialto_rpc::{
     Transport,
     tasks::{
         BeginReply, BeginRequest, CancelOrder, CancelRequest, Claim, ControlRequest, FinishReply, FinishRequest,
-        GetRequest, GrantRequest, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest, JournalEntry,
-        ListRequest, Outcome, RecordReply, RecordRequest, RunEntry, SendRequest, Turn, Update, WatchRequest,
-        task_store_server::TaskStore,
+        GetRequest, GrantRequest, Granted, HandBackReply, HandBackRequest, HeartbeatReply, HeartbeatRequest,
+        JournalEntry, ListRequest, Outcome, RecordReply, RecordRequest, RunEntry, SendRequest, Turn, Update,
+        WatchRequest, task_store_server::TaskStore,
     },
 };
 use rialto_runtime::{config, units::Span};
@@ -59,8 +59,10 @@ pub(crate) struct Kept {
     pub status_message: Option<Message>,
     pub events: Vec<StreamResponse>,
     pub artifacts: Vec<Artifact>,
-    /// Artifacts that the running turn wrote.
-    pub fresh: HashSet<String>,
+    /// Artifacts that the running turn wrote, and in which event last.
+    pub fresh: HashMap<String, u64>,
+    /// Number of the last event that the journal vouches for.
+    pub vouched: u64,
     pub journal: Vec<JournalEntry>,
     pub fence: u64,
     pub attempts: u32,
@@ -79,6 +81,10 @@ impl Kept {
     pub(crate) fn artifact_text(&self, id: &str) -> String {
         let artifact = self.artifacts.iter().find(|artifact| artifact.artifact_id == id);
         artifact.unwrap_or_else(|| panic!("no artifact {id}: {:?}", self.artifacts)).parts.iter().map(text_of).collect()
+    }
+
+    fn written(&self, which: impl Fn(u64) -> bool) -> Vec<String> {
+        self.fresh.iter().filter(|(_, event)| which(**event)).map(|(id, _)| id.clone()).collect()
     }
 
     pub(crate) fn status_text(&self) -> String {
@@ -202,7 +208,7 @@ fn apply(kept: &mut Kept, first_event: u64, events: &[StreamResponse]) -> Result
             }
             Payload::ArtifactUpdate(update) => {
                 let artifact = update.artifact.clone().unwrap();
-                next.fresh.insert(artifact.artifact_id.clone());
+                next.fresh.insert(artifact.artifact_id.clone(), next.events.len() as u64 + 1);
                 match next.artifacts.iter_mut().find(|kept| kept.artifact_id == artifact.artifact_id) {
                     Some(kept) if update.append => {
                         kept.parts.extend(artifact.parts);
@@ -316,8 +322,13 @@ impl TaskStore for Fake {
                     message: Some(kept.message.clone()),
                     conversation: window(&kept.history, request.window_messages),
                     journal: kept.journal.clone(),
-                    stale_artifacts: kept.fresh.iter().cloned().collect(),
+                    stale_artifacts: kept.written(|event| event > kept.vouched),
+                    kept_artifacts: kept.written(|event| event <= kept.vouched),
                     number: kept.turns,
+                    granted: kept.grants.last().map(|metadata| Granted {
+                        times: u32::try_from(kept.grants.len()).unwrap(),
+                        metadata: Some(metadata.clone()),
+                    }),
                     ..Turn::default()
                 })
             } else {
@@ -354,6 +365,7 @@ impl TaskStore for Fake {
                 for entry in request.journal {
                     let steps = u32::try_from(kept.journal.len()).unwrap();
                     assert!(entry.step <= steps + 1, "a gap in the journal");
+                    kept.vouched = kept.vouched.max(entry.after_event);
                     if entry.step == steps + 1 {
                         kept.journal.push(entry);
                     }
@@ -386,7 +398,11 @@ impl TaskStore for Fake {
                     kept.history.push(message);
                     kept.history.extend(request.history);
                     kept.finished_journal = request.journal;
-                    kept.fresh.clear();
+                    if kept.state == TaskState::AuthRequired {
+                        kept.vouched = kept.events.len() as u64;
+                    } else {
+                        kept.fresh.clear();
+                    }
                     kept.journal.clear();
                     kept.open = false;
                     Outcome::Ok
@@ -571,6 +587,20 @@ impl Lab {
             kept.attempts = 0;
             kept.turns += 1;
             kept.state = TaskState::Submitted;
+        }
+        self.queue(task_id).await;
+    }
+
+    /// Lets the turn of a task that stopped for authorization go on.
+    pub(crate) async fn grant(&self, task_id: &str, metadata: Struct) {
+        {
+            let mut state = self.fake.lock();
+            let kept = state.tasks.get_mut(task_id).unwrap();
+            assert_eq!(kept.state, TaskState::AuthRequired);
+            kept.grants.push(metadata);
+            kept.open = true;
+            kept.attempts -= 1;
+            kept.journal = std::mem::take(&mut kept.finished_journal);
         }
         self.queue(task_id).await;
     }

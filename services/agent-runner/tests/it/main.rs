@@ -6,6 +6,7 @@ mod command;
 mod echo;
 mod examples;
 mod fake;
+mod grants;
 mod openai;
 mod runner;
 mod scripted;
