@@ -11,3 +11,4 @@ mod process;
 mod serve;
 mod talk;
 mod telemetry;
+mod turns;
