@@ -3,12 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![expect(clippy::disallowed_methods, reason = "real processes live by the wall clock")]
 
+mod admin;
+mod cluster;
 mod config;
 mod cuts;
 mod dev;
+mod faults;
 mod model;
 mod process;
 mod serve;
 mod talk;
 mod telemetry;
 mod turns;
+mod wire;
