@@ -1,13 +1,14 @@
 //! A batch as one function call.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt::Display, str::FromStr};
+use std::{fmt::Display, io::Write as _, str::FromStr};
 
 use redis::Cmd;
 
 use super::{
-    RedisEngine, index,
+    RedisEngine,
+    index::Place,
     keys::{Keys, kind},
-    library::Function,
+    library::{Function, Library},
     link::Lost,
     record, value,
 };
@@ -16,16 +17,12 @@ use crate::{At, Batch, Check, Committed, EntryId, Error, Op, Rate, Result, Shard
 /// Whole numbers beyond this are not exact as doubles, which Lua counts in.
 const EXACT: i64 = 1 << 53;
 
-/// Members in one command at most: Lua's stack is not large.
-const MEMBERS: usize = 1000;
-
 impl RedisEngine {
     pub(super) async fn commit_batch(&self, batch: &Batch) -> Result<Committed> {
         self.check_shard(batch.shard)?;
         let call = Call::new(&self.link.keys, batch, self.publish())?;
         let function = if batch.releasing { Function::Release } else { Function::Commit };
-        let mut command = self.link.library.call(function);
-        call.write(&mut command);
+        let command = call.command(&self.link.library, function);
         // Only a commit id makes a repeat harmless.
         let lost = if batch.commit.is_some() { Lost::RepeatOnce } else { Lost::Fail };
         let asked = tokio::time::Instant::now();
@@ -78,18 +75,39 @@ fn parse(text: &str) -> Option<Committed> {
     Some(Committed { versions: list(parts.next()?)?, entries: list(parts.next()?)?, at })
 }
 
+/// Texts one after the other, in one piece of memory.
+#[derive(Debug, Default)]
+struct Texts {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Texts {
+    /// Adds what is written.
+    fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        write(&mut self.bytes);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.ends.iter().scan(0, |start, end| Some(&self.bytes[std::mem::replace(start, *end)..*end]))
+    }
+}
+
 /// Keys and arguments of `commit` in `library.lua`, which reads both front to back.
 struct Call<'a> {
     names: &'a Keys,
     shard: Shard,
-    keys: Vec<String>,
-    args: Vec<Cow<'a, [u8]>>,
+    publish: &'static str,
+    keys: Texts,
+    args: Texts,
 }
 
 impl<'a> Call<'a> {
     fn new(names: &'a Keys, batch: &'a Batch, publish: &'static str) -> Result<Self> {
-        let mut call =
-            Self { names, shard: batch.shard, keys: Vec::new(), args: Vec::with_capacity(4 * batch.ops.len() + 8) };
+        let mut call = Self { names, shard: batch.shard, publish, keys: Texts::default(), args: Texts::default() };
+        call.args.bytes.reserve(1024);
+        call.keys.bytes.reserve(1024);
         match &batch.commit {
             Some((lead, id)) => {
                 let last = batch.ops.iter().rfind(|op| record_of(op) == Some(lead));
@@ -101,53 +119,54 @@ impl<'a> Call<'a> {
             }
             None => call.bytes(b""),
         }
-        call.number(batch.checks.len());
         for check in &batch.checks {
             call.check(check)?;
         }
         let first = first_append(&batch.ops);
         call.needs(&batch.ops, first)?;
-        if let Some(op) = first.and_then(|first| batch.ops.get(first)) {
-            let start = call.args.len();
-            call.operation(op, publish);
-            call.args[start] = Cow::Borrowed(b"append_first");
+        if let Some(Op::Append { stream, at, tag, payload, into: None }) = first.and_then(|first| batch.ops.get(first))
+        {
+            call.text("append_first");
+            call.append(stream, *at, *tag, payload);
         }
         call.indexes(&batch.ops);
         for (n, op) in batch.ops.iter().enumerate() {
             if Some(n) != first {
-                call.operation(op, publish);
+                call.operation(op);
             }
         }
         Ok(call)
     }
 
-    fn write(&self, command: &mut Cmd) {
-        command.arg(self.keys.len());
-        for key in &self.keys {
-            command.arg(key.as_bytes());
+    /// The command that calls a function with this.
+    fn command(&self, library: &Library, function: Function) -> Cmd {
+        let texts = self.keys.ends.len() + self.args.ends.len();
+        let mut command = library.call_with(function, texts + 1, self.keys.bytes.len() + self.args.bytes.len() + 8);
+        command.arg(self.keys.ends.len());
+        for text in self.keys.iter().chain(self.args.iter()) {
+            command.arg(text);
         }
-        for arg in &self.args {
-            command.arg(&arg[..]);
-        }
+        command
     }
 
     fn key(&mut self, kind: &str, name: &str) {
-        self.keys.push(self.names.key(self.shard, kind, name));
+        self.keys.push(|bytes| self.names.write(self.shard, kind, name, bytes));
     }
 
-    fn bytes(&mut self, arg: &'a [u8]) {
-        self.args.push(Cow::Borrowed(arg));
+    fn bytes(&mut self, arg: &[u8]) {
+        self.args.push(|bytes| bytes.extend_from_slice(arg));
     }
 
-    fn text(&mut self, arg: &'a str) {
+    fn text(&mut self, arg: &str) {
         self.bytes(arg.as_bytes());
     }
 
     fn number(&mut self, arg: impl Display) {
-        self.args.push(Cow::Owned(arg.to_string().into_bytes()));
+        // Writing to memory does not fail.
+        self.args.push(|bytes| drop(write!(bytes, "{arg}")));
     }
 
-    fn check(&mut self, check: &'a Check) -> Result<()> {
+    fn check(&mut self, check: &Check) -> Result<()> {
         match check {
             Check::Version { key, version } => {
                 self.text("version");
@@ -189,9 +208,7 @@ impl<'a> Call<'a> {
     }
 
     /// Operations that could fail half way, and what Redis must look at beforehand so that they do not.
-    fn needs(&mut self, ops: &'a [Op], first: Option<usize>) -> Result<()> {
-        let at = self.args.len();
-        let mut count = 0;
+    fn needs(&mut self, ops: &[Op], first: Option<usize>) -> Result<()> {
         for (n, op) in ops.iter().enumerate() {
             let Op::Append { stream, at, into, .. } = op else { continue };
             if let Some((record, name)) = into {
@@ -202,9 +219,8 @@ impl<'a> Call<'a> {
                     Some(Op::Put { .. }) => {}
                     Some(_) => return Err(Error::Malformed(format!("no record {record} to write a ref into"))),
                     None => {
-                        self.text("record");
+                        self.text("needs_record");
                         self.key(kind::PLAIN, record);
-                        count += 1;
                     }
                 }
             }
@@ -227,55 +243,58 @@ impl<'a> Call<'a> {
                     // That is found out by doing it.
                     None if Some(n) == first => {}
                     None => {
-                        self.text("above");
+                        self.text("needs_above");
                         self.key(kind::PLAIN, stream);
                         self.key(kind::REMOVED, stream);
                         self.number(EntryId::number(*number));
-                        count += 1;
                     }
                 }
             }
         }
-        self.args.insert(at, Cow::Owned(count.to_string().into_bytes()));
         Ok(())
     }
 
-    /// Changes of indexes: for each sorted set, one command that takes members out and one that puts members in.
-    /// What the last operation on a member leaves is all that counts.
-    fn indexes(&mut self, ops: &'a [Op]) {
-        let mut sets: BTreeMap<&str, BTreeMap<Vec<u8>, bool>> = BTreeMap::new();
+    /// Changes of indexes: for each sorted set, one command that takes members out and one that puts members in, as
+    /// long as they are two at most, which is what a task needs. What the last operation on a member leaves is all
+    /// that counts.
+    fn indexes(&mut self, ops: &[Op]) {
+        let mut changes: Vec<(Place<'_>, i64, &str, bool)> = Vec::new();
         for op in ops {
             let Op::Index { index, member, was, now } = op else { continue };
-            let place = index::Place::of(index);
-            let members = sets.entry(place.set).or_default();
-            if let Some(was) = was.filter(|_| was != now) {
-                members.insert(place.member(was, member), false);
-            }
-            if let Some(now) = now {
-                members.insert(place.member(*now, member), true);
-            }
+            let place = Place::of(index);
+            let leaves = was.filter(|_| was != now).map(|was| (place, was, &**member, false));
+            changes.extend(leaves.into_iter().chain(now.map(|now| (place, now, &**member, true))));
         }
-        for (set, members) in sets {
-            let (joining, leaving): (Vec<_>, Vec<_>) = members.into_iter().partition(|(_, stays)| *stays);
-            for leaving in leaving.chunks(MEMBERS) {
-                self.text("unindex");
-                self.key(kind::INDEX, set);
-                self.number(leaving.len());
-                self.args.extend(leaving.iter().map(|(member, _)| member.clone().into()));
-            }
-            for joining in joining.chunks(MEMBERS) {
-                self.text("index");
-                self.key(kind::INDEX, set);
-                self.number(2 * joining.len());
-                for (member, _) in joining {
-                    self.text("0");
-                    self.args.push(member.clone().into());
+        // Stable: of changes to the same member, the last one stays the last.
+        changes.sort_by(|one, other| (one.0, one.1, one.2).cmp(&(other.0, other.1, other.2)));
+        let same = |one: &(Place<'_>, i64, &str, bool), other: &(Place<'_>, i64, &str, bool)| {
+            (one.0, one.1, one.2) == (other.0, other.1, other.2)
+        };
+        for set in changes.chunk_by(|one, other| one.0.set == other.0.set) {
+            for (stays, step, step_two) in [(false, "unindex", "unindex_two"), (true, "index", "index_two")] {
+                let members: Vec<_> = set.chunk_by(same).filter_map(<[_]>::last).filter(|it| it.3 == stays).collect();
+                for members in members.chunks(2) {
+                    self.text(if members.len() == 2 { step_two } else { step });
+                    self.key(kind::INDEX, set[0].0.set);
+                    for (place, score, member, _) in members {
+                        self.args.push(|bytes| place.write(*score, member, bytes));
+                    }
                 }
             }
         }
     }
 
-    fn operation(&mut self, op: &'a Op, publish: &'static str) {
+    fn append(&mut self, stream: &str, at: At, tag: u8, payload: &[u8]) {
+        self.key(kind::PLAIN, stream);
+        match at {
+            At::Next => self.text("*"),
+            At::Number(number) => self.number(EntryId::number(number)),
+        }
+        self.number(tag);
+        self.bytes(payload);
+    }
+
+    fn operation(&mut self, op: &Op) {
         match op {
             Op::Put { key, bytes } => {
                 self.text("put");
@@ -290,13 +309,7 @@ impl<'a> Call<'a> {
             Op::Index { .. } => {}
             Op::Append { stream, at, tag, payload, into } => {
                 self.text(if into.is_some() { "append_into" } else { "append" });
-                self.key(kind::PLAIN, stream);
-                match at {
-                    At::Next => self.text("*"),
-                    At::Number(number) => self.number(EntryId::number(*number)),
-                }
-                self.number(tag);
-                self.bytes(payload);
+                self.append(stream, *at, *tag, payload);
                 if let Some((record, name)) = into {
                     self.key(kind::PLAIN, record);
                     self.text(name);
@@ -309,10 +322,10 @@ impl<'a> Call<'a> {
                 self.text(id);
                 // Due times are scores, and Lua counts in doubles.
                 self.number(due.clamp(&-EXACT, &EXACT));
-                let mut body = Vec::with_capacity(1 + payload.len());
-                body.push(*tag);
-                body.extend_from_slice(payload);
-                self.args.push(Cow::Owned(body));
+                self.args.push(|bytes| {
+                    bytes.push(*tag);
+                    bytes.extend_from_slice(payload);
+                });
             }
             Op::Undelay { stream, id } => {
                 self.text("undelay");
@@ -323,7 +336,7 @@ impl<'a> Call<'a> {
             Op::Ack { stream, id } => self.entry("ack", stream, *id),
             Op::HandBack { stream, id } => {
                 self.entry("hand_back", stream, *id);
-                self.text(publish);
+                self.text(self.publish);
                 self.key(kind::CHANNEL, super::notices::HANDED_BACK);
                 self.text(stream);
             }
@@ -346,9 +359,9 @@ impl<'a> Call<'a> {
             }
             Op::Notify { topic, payload } => {
                 self.text("notify");
-                self.text(publish);
+                self.text(self.publish);
                 self.key(kind::CHANNEL, super::notices::NOTICES);
-                self.args.push(Cow::Owned(super::notices::encode(topic, payload)));
+                self.args.push(|bytes| super::notices::encode(topic, payload, bytes));
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::{IndexQuery, Order};
 const SIGN: u64 = 1 << 63;
 
 /// Where an index is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place<'a> {
     /// The sorted set.
     pub(super) set: &'a str,
@@ -29,39 +30,43 @@ impl<'a> Place<'a> {
         Self { set, part }
     }
 
-    /// A member as it is stored.
-    pub(super) fn member(&self, score: i64, member: &str) -> Vec<u8> {
-        let mut bytes = self.prefix(8 + member.len());
+    /// Writes a member as it is stored: the part, a byte that is in no text, the score, the name.
+    pub(super) fn write(&self, score: i64, member: &str, bytes: &mut Vec<u8>) {
+        self.write_part(bytes);
         bytes.extend_from_slice(&(score.cast_unsigned() ^ SIGN).to_be_bytes());
         bytes.extend_from_slice(member.as_bytes());
-        bytes
     }
 
-    /// The part and the byte that ends it: 255 is in no text.
-    fn prefix(&self, more: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.part.len() + 1 + more);
+    fn write_part(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.part.as_bytes());
         bytes.push(0xff);
+    }
+
+    /// A bound of a range: a sign and a member.
+    fn bound(&self, sign: u8, score: i64, member: &str) -> Vec<u8> {
+        let mut bytes = vec![sign];
+        self.write(score, member, &mut bytes);
         bytes
     }
 
     /// The lowest member with this score or a higher one.
     fn from(&self, min: Option<i64>) -> Vec<u8> {
-        bound(b'[', &min.map_or_else(|| self.prefix(0), |min| self.member(min, "")))
+        self.bound(b'[', min.unwrap_or(i64::MIN), "")
     }
 
     /// The highest member with this score or a lower one.
     fn to(&self, max: Option<i64>) -> Vec<u8> {
         match max.and_then(|max| max.checked_add(1)) {
-            Some(above) => bound(b'(', &self.member(above, "")),
-            // Longer than every score.
-            None => bound(b'(', &[&self.prefix(9)[..], &[0xff; 9]].concat()),
+            Some(above) => self.bound(b'(', above, ""),
+            None => {
+                let mut bytes = vec![b'('];
+                self.write_part(&mut bytes);
+                // Higher than every score with any name.
+                bytes.extend_from_slice(&[0xff; 9]);
+                bytes
+            }
         }
     }
-}
-
-fn bound(sign: u8, bytes: &[u8]) -> Vec<u8> {
-    [&[sign], bytes].concat()
 }
 
 /// Counts members.
@@ -73,7 +78,7 @@ pub(super) fn count(key: &str, place: &Place<'_>, min: Option<i64>) -> Cmd {
 pub(super) fn page(key: &str, place: &Place<'_>, query: &IndexQuery) -> Option<Cmd> {
     let (mut low, mut high) = (place.from(query.min), place.to(query.max));
     if let Some((score, name)) = &query.after {
-        let after = bound(b'(', &place.member(*score, name));
+        let after = place.bound(b'(', *score, name);
         // Whichever is the narrower one. Behind their first byte, bounds compare like members.
         match query.order {
             Order::Ascending if after[1..] >= low[1..] => low = after,

@@ -19,12 +19,14 @@ impl Keys {
 
     /// `kind` keeps names of different kinds apart; records and streams have none.
     pub(super) fn key(&self, shard: Shard, kind: &str, name: &str) -> String {
-        let start = &self.shards[usize::from(shard)];
-        let mut key = String::with_capacity(start.len() + kind.len() + name.len());
-        key.push_str(start);
-        key.push_str(kind);
-        key.push_str(name);
-        key
+        [&self.shards[usize::from(shard)], kind, name].concat()
+    }
+
+    /// As [`Keys::key`], into a buffer.
+    pub(super) fn write(&self, shard: Shard, kind: &str, name: &str, bytes: &mut Vec<u8>) {
+        for part in [&self.shards[usize::from(shard)], kind, name] {
+            bytes.extend_from_slice(part.as_bytes());
+        }
     }
 
     /// The slot of all keys of a shard.

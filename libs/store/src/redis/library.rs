@@ -37,10 +37,18 @@ impl Library {
 
     /// The start of a call: `FCALL <function>`, or `FCALL_RO` when it only reads.
     pub(super) fn call(&self, function: Function) -> Cmd {
-        let read = matches!(function, Function::Depth);
-        let mut command = redis::cmd(if read { "FCALL_RO" } else { "FCALL" });
-        command.arg(&self.functions[function as usize]);
-        command
+        self.call_with(function, 0, 0)
+    }
+
+    /// The same, with room for so many more arguments and bytes.
+    pub(super) fn call_with(&self, function: Function, arguments: usize, bytes: usize) -> Cmd {
+        let (command, name) = match function {
+            Function::Depth => ("FCALL_RO", &self.functions[function as usize]),
+            _ => ("FCALL", &self.functions[function as usize]),
+        };
+        let mut call = Cmd::with_capacity(arguments + 2, bytes + command.len() + name.len());
+        call.arg(command).arg(name);
+        call
     }
 
     pub(super) fn load(&self) -> Cmd {

@@ -57,9 +57,11 @@ struct Shared {
     handed_back: watch::Sender<u64>,
 }
 
-/// A notice on its way: its topic, a zero byte, its payload.
-pub(super) fn encode(topic: &str, payload: &str) -> Vec<u8> {
-    [topic, payload].join("\0").into_bytes()
+/// Writes a notice as it travels: its topic, a zero byte, its payload.
+pub(super) fn encode(topic: &str, payload: &str, bytes: &mut Vec<u8>) {
+    bytes.extend_from_slice(topic.as_bytes());
+    bytes.push(0);
+    bytes.extend_from_slice(payload.as_bytes());
 }
 
 impl Subscription {
