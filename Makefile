@@ -38,10 +38,11 @@ test-clients:
 	SCRIPTED_AGENT_BIN="$(abspath $(TARGET)/$(PROFILE)/scripted_agent)" \
 	tests/clients/run.sh
 
-## What each operation costs here, beside a bare echo (needs a quiet machine).
+## What each operation costs here, beside a bare loop on the store and bare servers (needs a quiet machine).
 bench:
 	scripts/test-needs.sh redis-server
-	$(CARGO) run --release --locked -- bench
+	$(CARGO) bench -p rialto-store --locked
+	$(CARGO) run --release --locked -- bench $(BENCH)
 
 ## The tests that kill, pause and cut off processes, again and again: ROUNDS=10 is about an hour.
 ROUNDS ?= 3

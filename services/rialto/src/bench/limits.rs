@@ -1,4 +1,5 @@
-//! What this machine and these libraries can do at best: bare servers, and a bare loop on the store.
+//! What this machine and these libraries can do at best: bare servers. What the store can do at best is measured by
+//! the kernel bench of `libs/store`.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -60,7 +60,7 @@ pub(crate) struct Bench {
 /// See [`Bench::mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// A bare axum, a bare tonic, and a bare loop that commits what an echo task commits
+    /// A bare axum and a bare tonic
     Limits,
     /// `dev --ephemeral`
     Ephemeral,
