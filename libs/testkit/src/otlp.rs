@@ -138,6 +138,12 @@ impl Collector {
         Ok(Self { address, desk, _stop: stop.drop_guard() })
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// What a process is told.
     #[must_use]
     pub fn endpoint(&self) -> String {

@@ -106,6 +106,9 @@ pub fn start(config: &config::Telemetry, identity: Identity, format: Format) -> 
     let spans = otlp.endpoint(Signal::Traces).map(|endpoint| otlp.spans(&endpoint, &losses)).transpose()?;
     let records = otlp.endpoint(Signal::Logs).map(|endpoint| otlp.records(&endpoint, &losses)).transpose()?;
     log::install(format, "info", spans, records.as_ref());
+    if let Some(complaint) = otlp.complaint() {
+        tracing::warn!("{complaint}");
+    }
     Ok(Telemetry { meters, exporters, stop })
 }
 

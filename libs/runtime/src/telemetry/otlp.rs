@@ -68,6 +68,14 @@ impl Otlp {
         Self { endpoint: config.otlp_endpoint.clone(), resource, exporters, stop }
     }
 
+    /// What the environment asks for in vain.
+    pub(super) fn complaint(&self) -> Option<&'static str> {
+        let other = variable("OTEL_EXPORTER_OTLP_PROTOCOL").is_some_and(|protocol| protocol != "grpc");
+        let exports = Signal::ALL.into_iter().any(|signal| self.endpoint(signal).is_some());
+        (other && exports)
+            .then_some("OTEL_EXPORTER_OTLP_PROTOCOL asks for something else than grpc, which is all there is")
+    }
+
     /// Where a signal goes, if anywhere.
     pub(super) fn endpoint(&self, signal: Signal) -> Option<String> {
         let off = variable("OTEL_SDK_DISABLED").is_some_and(|off| off.eq_ignore_ascii_case("true"));

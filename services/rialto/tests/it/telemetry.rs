@@ -11,6 +11,7 @@ use std::{
 use nix::sys::signal::Signal;
 use reqwest::{Client, RequestBuilder};
 use rialto_testkit::{
+    chaos::ChaosProxy,
     llm::{KEY, Llm},
     otlp::{Collector, Mood, Span, Taken},
     redis::RedisServer,
@@ -19,7 +20,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
-use crate::process::{Dev, rialto};
+use crate::process::{Dev, rialto, scripted, scripted_agent_path};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
@@ -193,10 +194,70 @@ async fn one_streamed_message_is_one_trace_through_separate_processes() {
         spans.iter().map(|span| span.name.trim_start_matches("rialto.tasks.v1.TaskStore/")).collect();
     let known = ["Begin", "Finish", "Record", "Send", "a2a SendStreamingMessage", "chat fake", "queue wait"];
     assert!(names.iter().all(|name| known.contains(name) || ["store commit", "turn"].contains(name)), "{names:?}");
-    for (key, value) in [("service.version", env!("CARGO_PKG_VERSION"))] {
-        assert_eq!(taken.resource[key], value);
-    }
+    assert_eq!(taken.resource["service.version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(taken.resource["service.instance.id"].len(), 36);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_that_waits_or_is_tried_again_stays_in_its_own_senders_trace() {
+    let (collector, folder) = (Collector::start().await.unwrap(), TempDir::new().unwrap());
+    let file = scripted(folder.path(), "    when-busy: queue\n    max-attempts: 2\n");
+    let (command, _) = dev(&["--config", &file]);
+    let mut command = exporting(command, &collector.endpoint());
+    command.env("PATH", scripted_agent_path());
+    let (dev, client) = (started(command).await, http());
+    let other = "1af7651916cd43dd8448eb211c80319c";
+    let sent = async |text: &str, trace: &str, at_once: bool| {
+        let mut params = message(text);
+        params["message"]["contextId"] = "c".into();
+        params["configuration"] = json!({"returnImmediately": at_once});
+        let request = rpc(&client, &dev.url, "SendMessage", &params);
+        let answer = request.header("traceparent", format!("00-{trace}-{PARENT}-01")).send().await.unwrap();
+        answer.json::<Value>().await.unwrap()["result"]["task"]["status"]["state"].as_str().unwrap().to_owned()
+    };
+    sent("chunks:5x20", TRACE, true).await;
+    assert_eq!(sent("panic", other, false).await, "TASK_STATE_FAILED");
+    let turns = |taken: &Taken| taken.spans.iter().filter(|span| span.name == "turn").cloned().collect::<Vec<_>>();
+    let taken = collector.until(|taken| turns(taken).len() == 3).await;
+    let told: Vec<_> = turns(&taken)
+        .iter()
+        .map(|turn| (turn.trace.clone(), turn.attributes["attempt"].clone(), turn.attributes["outcome"].clone()))
+        .collect();
+    let turn = |trace: &str, attempt: &str, outcome: &str| (trace.to_owned(), attempt.to_owned(), outcome.to_owned());
+    assert_eq!(told, [turn(TRACE, "1", "completed"), turn(other, "1", "crashed"), turn(other, "2", "crashed")]);
+    let waits: Vec<_> = taken.spans.iter().filter(|span| span.name == "queue wait").collect();
+    assert_eq!(waits.iter().map(|span| &*span.trace).collect::<Vec<_>>(), [TRACE, other]);
+    assert!(waits[1].end - waits[1].start > 50_000_000, "it waited for the turn before it: {waits:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_is_told_the_trace_of_its_turn_with_and_without_a_collector() {
+    let (collector, folder) = (Collector::start().await.unwrap(), TempDir::new().unwrap());
+    let (script, file) = (folder.path().join("agent.sh"), folder.path().join("r.yaml"));
+    let lines = r#"IFS= read -r line; rest=${line##*\"traceparent\":\"}
+printf '{"type":"message","text":"%s"}\n' "${rest%%\"*}"
+"#;
+    std::fs::write(&script, lines).unwrap();
+    let backend = format!("{{type: command, command: [sh, {}]}}", script.display());
+    std::fs::write(&file, format!("agents: [{{id: shows, reply: message, backend: {backend}}}]")).unwrap();
+    let shown = async |endpoint: Option<String>| {
+        let (mut command, _) = dev(&["--config", file.to_str().unwrap()]);
+        command.env("PATH", std::env::var("PATH").unwrap());
+        if let Some(endpoint) = endpoint {
+            command = exporting(command, &endpoint);
+        }
+        let (dev, client) = (started(command).await, http());
+        let request = rpc(&client, &dev.url, "SendMessage", &message("x"));
+        let answer = request.header("traceparent", format!("00-{TRACE}-{PARENT}-01")).send().await.unwrap();
+        let answer: Value = answer.json().await.unwrap();
+        dev.signal(Signal::SIGTERM);
+        tokio::task::spawn_blocking(|| dev.wait()).await.unwrap();
+        answer["result"]["message"]["parts"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    };
+    let told = shown(Some(collector.endpoint())).await;
+    let taken = collector.taken();
+    assert_eq!(told, format!("00-{TRACE}-{}-01", one(&taken, "rialto", "turn", "consumer").id));
+    assert_eq!(shown(None).await, format!("00-{TRACE}-{PARENT}-01"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -285,6 +346,34 @@ async fn c153_a_collector_that_is_down_or_refuses_is_one_warning_and_a_count() {
         let (code, _, stderr) = tokio::task::spawn_blocking(|| dev.wait()).await.unwrap();
         assert_eq!((code, warnings(&stderr)), (0, 1), "{stderr}");
         assert!(stopped.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c153_a_collector_that_goes_away_under_load_and_comes_back_is_used_again() {
+    let collector = Collector::start().await.unwrap();
+    let proxy = ChaosProxy::start(collector.address()).await.unwrap();
+    let (command, metrics) = dev(&[]);
+    let command = exporting(command, &format!("http://{}", proxy.address()));
+    let (dev, client) = (started(command).await, http());
+    send(&client, &dev.url, "before", &[]).await;
+    collector.until(|taken| !taken.spans.is_empty()).await;
+    proxy.cut();
+    let sends = (0..50).map(|n| {
+        let (client, url) = (client.clone(), dev.url.clone());
+        async move { send(&client, &url, &n.to_string(), &[]).await }
+    });
+    timeout(Duration::from_secs(20), futures::future::join_all(sends)).await.expect("requests wait for the collector");
+    let until = Instant::now() + Duration::from_secs(20);
+    while sum(&scrape(&client, &metrics).await, "rialto_telemetry_export_failures_total") == 0.0 {
+        assert!(Instant::now() < until, "no failed export was counted");
+    }
+    proxy.mend();
+    // The first ones may still meet the old connection.
+    let until = Instant::now() + Duration::from_secs(20);
+    while !collector.taken().spans.iter().any(|span| span.trace == TRACE && span.name == "turn") {
+        assert!(Instant::now() < until, "nothing came in any more");
+        send(&client, &dev.url, "after", &[&format!("00-{TRACE}-{PARENT}-01")]).await;
     }
 }
 
