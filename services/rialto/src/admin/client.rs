@@ -85,13 +85,13 @@ impl Client {
         let problem: Option<Problem> = serde_json::from_slice(&body).ok();
         Err(match (status, problem) {
             (StatusCode::UNAUTHORIZED, _) => Failure::Unusable(match self.token {
-                Some(_) => format!("{} does not take this token", self.base),
-                None => format!("{} asks for a token; name the file that has it with --token-file", self.base),
+                Some(_) => format!("{} does not take this token", self.name()),
+                None => format!("{} asks for a token; name the file that has it with --token-file", self.name()),
             }),
             (StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::BAD_REQUEST, Some(problem)) => {
                 Failure::Refused(problem.detail)
             }
-            (_, Some(problem)) => Failure::Unusable(format!("{}: {}", self.base, problem.detail)),
+            (_, Some(problem)) => Failure::Unusable(format!("{}: {}", self.name(), problem.detail)),
             (status, None) => self.strange(&status.to_string()),
         })
     }
@@ -107,17 +107,24 @@ impl Client {
         Ok(body)
     }
 
+    /// As people write it.
+    fn name(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
     fn lost(&self, error: &reqwest::Error) -> Failure {
         let what = match error {
-            error if error.is_timeout() => return Failure::Unusable(format!("{} gives no answer in time", self.base)),
+            error if error.is_timeout() => {
+                return Failure::Unusable(format!("{} gives no answer in time", self.name()));
+            }
             error if error.is_connect() => "cannot reach",
             _ => "lost the connection to",
         };
-        Failure::Unusable(format!("{what} {}: {}", self.base, cause(error)))
+        Failure::Unusable(format!("{what} {}: {}", self.name(), cause(error)))
     }
 
     fn strange(&self, what: &str) -> Failure {
-        Failure::Unusable(format!("{} does not answer as an admin port does ({what}); see --admin-url", self.base))
+        Failure::Unusable(format!("{} does not answer as an admin port does ({what}); see --admin-url", self.name()))
     }
 }
 
