@@ -93,7 +93,8 @@ impl Builder {
     }
 
     /// The configuration (YAML) of all processes. Store, Redis and the addresses of services are the cluster's; a
-    /// program `scripted_agent` is in `PATH`.
+    /// program `scripted_agent` is in `PATH`. `$COUNTERS` stands for the folder that [`Cluster::counted`] reads, for
+    /// agents with `env: {SCRIPTED_COUNTERS: $COUNTERS}`.
     #[must_use]
     pub fn config(mut self, yaml: impl Into<String>) -> Self {
         self.config = yaml.into();
@@ -144,14 +145,14 @@ impl Builder {
         let folder = TempDir::with_prefix("rialto-cluster-")?;
         let counters = folder.path().join("counters");
         fs::create_dir(&counters)?;
-        fs::write(folder.path().join("rialto.yaml"), &self.config)?;
+        let config = self.config.replace("$COUNTERS", counters.to_str().context("a path that is text")?);
+        fs::write(folder.path().join("rialto.yaml"), config)?;
 
         let mut ports = Ports::new();
         let task_store_ports = (0..self.task_stores).map(|_| ports.next()).collect::<io::Result<Vec<_>>>()?;
         let urls: Vec<_> = task_store_ports.iter().map(|port| format!("http://{port}")).collect();
         let mut env: Vec<(OsString, OsString)> = vec![
             ("PATH".into(), path_with_agents(&self.binary)?),
-            ("SCRIPTED_COUNTERS".into(), counters.into()),
             ("RIALTO__STORE".into(), "redis".into()),
             ("RIALTO__REDIS__URL".into(), redis_url.into()),
         ];

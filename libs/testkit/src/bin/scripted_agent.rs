@@ -25,6 +25,7 @@
 //! | `killrunner[:N]` | kills its parent in the first N attempts (1), then echoes |
 //! | `count:KEY[:N]` | N counts (1), one per tick, the first at once |
 //! | `journal:N[:KEY]` | N steps, each counted once under KEY (`journal`), then written to the journal |
+//! | `work:KEY:NxM` | N steps, M ms apart: counted under KEY, a piece of the artifact `work`, written to the journal |
 //!
 //! A count is a line `{"attempt", "key", "n", "at"}` appended to the file `$SCRIPTED_COUNTERS/KEY`; `key` is the
 //! idempotency key. `$SCRIPTED_TICK_MS` (1000) is the time between counts, `$SCRIPTED_DELAY_MS` (0) a pause before
@@ -126,12 +127,14 @@ impl Turn<'_> {
                 return Ok(json!({"type": "auth-required", "text": NEEDS_AUTH}));
             }
             "auth" => return Ok(echo("authorized")),
-            "chunks" => self.repeat(argument, |n, last| {
-                json!({"type": "artifact", "artifactId": "chunks", "parts": [{"text": format!("{n}\n")}],
-                       "append": n > 1, "lastChunk": last})
+            "chunks" => self.repeat(argument, 1, |n, last| {
+                say(&json!({"type": "artifact", "artifactId": "chunks", "parts": [{"text": format!("{n}\n")}],
+                            "append": n > 1, "lastChunk": last}));
             })?,
-            "text" => self.repeat(argument, |n, _| json!({"type": "text", "text": format!("{n}\n")}))?,
-            "status" => self.repeat(argument, |n, _| json!({"type": "status", "text": format!("status {n}")}))?,
+            "text" => self.repeat(argument, 1, |n, _| say(&json!({"type": "text", "text": format!("{n}\n")})))?,
+            "status" => {
+                self.repeat(argument, 1, |n, _| say(&json!({"type": "status", "text": format!("status {n}")})))?;
+            }
             "artifact3" => {
                 say(&json!({"type": "artifact", "artifactId": "a1", "parts": [{"text": "Hello"}]}));
                 say(&json!({"type": "artifact", "artifactId": "a1", "parts": [{"text": " world"}],
@@ -195,6 +198,21 @@ impl Turn<'_> {
                 }
                 return Ok(echo(&format!("{steps} steps, {done} of them earlier")));
             }
+            "work" => {
+                let (key, steps) = argument.split_once(':').expect("work:KEY:NxM");
+                let done = self.line["journal"].as_array().map_or(0, Vec::len) as u64;
+                // A later attempt writes the artifact anew, and works only on what no earlier one has journaled.
+                self.repeat(steps, done + 1, |n, last| {
+                    if n > done {
+                        self.count(key, n);
+                    }
+                    say(&json!({"type": "artifact", "artifactId": "work", "parts": [{"text": format!("{n}\n")}],
+                                "append": n > 1, "lastChunk": last}));
+                    if n > done {
+                        say(&json!({"type": "journal", "data": {"step": n}}));
+                    }
+                })?;
+            }
             _ => return Ok(echo(text)),
         }
         Ok(end())
@@ -213,16 +231,16 @@ impl Turn<'_> {
         }
     }
 
-    /// `NxM`: says N things, M ms apart.
-    fn repeat(&self, argument: &str, thing: impl Fn(u64, bool) -> Value) -> Result<(), Canceled> {
+    /// `NxM`: does a thing N times, M ms apart; those before `first` at once.
+    fn repeat(&self, argument: &str, first: u64, thing: impl Fn(u64, bool)) -> Result<(), Canceled> {
         let (times, apart) = argument.split_once('x').expect("NxM");
         let times: u64 = times.parse().expect("NxM");
         let apart = Duration::from_millis(apart.parse().expect("NxM"));
         for n in 1..=times {
-            if n > 1 && !apart.is_zero() {
+            if n > first && !apart.is_zero() {
                 self.wait(apart)?;
             }
-            say(&thing(n, n == times));
+            thing(n, n == times);
         }
         Ok(())
     }
