@@ -60,7 +60,8 @@ pub(crate) async fn freeze(seed: u64, rounds: u64) -> Ledger {
     let traffic = Traffic::start(gateways(&cluster), Load::default(), &dice);
     let kinds = [&cluster.gateways, &cluster.task_stores, &cluster.runners, &cluster.runners];
     for _ in 0..rounds {
-        let victim = dice.pick(dice.pick(&kinds));
+        let kind = *dice.pick(&kinds);
+        let victim = dice.pick(kind);
         traffic.moment(*dice.pick(&MOMENTS)).await;
         sleep(dice.millis(6)).await;
         victim.pause();
