@@ -462,7 +462,8 @@ local function depth(KEYS)
         local first = call('XRANGE', stream, '(' .. last, '+', 'COUNT', '1')[1]
         oldest = first and first[1] or ''
     end
-    local unread = lag or math.max(length - owned - waiting_again, 0)
+    -- A stream that somebody trimmed has a lag that counts what nobody can read any more.
+    local unread = lag and math.min(lag, length) or math.max(length - owned - waiting_again, 0)
     return { unread + waiting_again, owned, delayed, oldest }
 end
 
