@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use prost::Message as _;
 use rialto_a2a::{Error, Kind, v1::TaskState};
 use rialto_store::{Batch, Check, Error as KernelError, IndexQuery, Millis, Op, Order, ReadLimit, Shard};
@@ -23,6 +24,12 @@ use crate::{
 
 /// Rows that one look at an index returns.
 const ROWS: usize = 128;
+
+/// Of these, how many are worked at together.
+const AT_ONCE: usize = 8;
+
+/// How long one replica has the cleaning of a shard to itself.
+const TURF: Millis = 4000;
 
 /// Turns that one sweep of a shard looks at.
 const SWEPT: usize = 512;
@@ -60,11 +67,11 @@ async fn listen(store: &Store, shard: Shard) {
 }
 
 async fn work(store: &Store, rules: &Rules, pace: Pace, shard: Shard) {
-    let mut swept = Instant::now();
+    let (mut swept, mut turf) = (Instant::now(), Turf::default());
     loop {
         sleep(pace.due.min(pace.sweep)).await;
         let worked = async {
-            due(store, rules, shard).await?;
+            due(store, rules, shard, &mut turf).await?;
             if swept.elapsed() >= pace.sweep {
                 swept = Instant::now();
                 sweep(store, pace, shard).await?;
@@ -78,8 +85,50 @@ async fn work(store: &Store, rules: &Rules, pace: Pace, shard: Shard) {
     }
 }
 
+/// That this replica is the one that cleans up in a shard, while there is much to do: several would get in each
+/// other's way. A little is done by whoever sees it first.
+#[derive(Debug, Default)]
+struct Turf {
+    version: u64,
+    until: Millis,
+}
+
+impl Turf {
+    /// Takes it for a while, unless another replica has it.
+    async fn take(&mut self, store: &Store, shard: Shard) -> Result<bool, Error> {
+        let now = store.engine.now();
+        if now + TURF / 2 < self.until {
+            return Ok(true);
+        }
+        let record = store.records(shard, &[keys::CLEANING]).await?.pop().flatten();
+        let key = keys::CLEANING.to_owned();
+        let check = match record {
+            None => Check::Absent { key: key.clone() },
+            Some(record) => {
+                let theirs = record.version != self.version;
+                if theirs && Sweep::decode(record.bytes).is_ok_and(|sweep| sweep.swept_ms > now) {
+                    return Ok(false);
+                }
+                Check::Version { key: key.clone(), version: record.version }
+            }
+        };
+        let until = now + TURF;
+        let bytes = Sweep { swept_ms: until, ..Sweep::default() }.encode_to_vec().into();
+        let ops = vec![Op::Put { key, bytes }];
+        match store.engine.commit(Batch { shard, checks: vec![check], ops, releasing: true, ..Batch::default() }).await
+        {
+            Ok(committed) => {
+                *self = Self { version: committed.versions.first().copied().unwrap_or_default(), until };
+                Ok(true)
+            }
+            Err(KernelError::Conflict { .. }) => Ok(false),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+}
+
 /// Does everything that is due in a shard.
-pub(crate) async fn due(store: &Store, rules: &Rules, shard: Shard) -> Result<(), Error> {
+async fn due(store: &Store, rules: &Rules, shard: Shard, turf: &mut Turf) -> Result<(), Error> {
     let mut after = None;
     loop {
         let query = IndexQuery {
@@ -91,31 +140,41 @@ pub(crate) async fn due(store: &Store, rules: &Rules, shard: Shard) -> Result<()
             limit: ROWS,
         };
         let rows = store.engine.index(shard, &query).await.map_err(|error| failed(&error))?;
+        if rows.len() == ROWS && !turf.take(store, shard).await? {
+            return Ok(());
+        }
         let named = |member: &str| member.starts_with(keys::RESERVED) || member.starts_with(keys::ACCEPTED);
         let names: Vec<_> = rows.iter().filter(|row| named(&row.1)).map(|(score, key)| (*score, &key[..])).collect();
         if !names.is_empty() {
             store.forget_names(shard, &names).await?;
         }
-        for (score, member) in rows.iter().filter(|row| !named(&row.1)) {
-            let done = match (member.strip_prefix("t:"), ScopeKey::of_context(member)) {
-                (Some(task), _) => match TaskId::parse(task, Shard::MAX).filter(|task| task.shard() == shard) {
-                    Some(task) => retire(store, rules, task, *score).await,
-                    None => Ok(()),
-                },
-                (None, Some((scope, context))) => forget(store, rules, shard, member, &scope, context).await,
-                (None, None) => Ok(()),
-            };
-            match done {
-                Ok(()) => {}
-                Err(error) if error.kind == Kind::Unavailable => return Err(error),
-                // One that cannot be done must not keep the others waiting.
-                Err(error) => warn!(%member, %error, "cannot clean up"),
-            }
-        }
+        let works = rows.iter().filter(|row| !named(&row.1));
+        let works: Vec<_> = works.map(|(score, member)| clean(store, rules, shard, *score, member)).collect();
+        stream::iter(works).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         match rows.into_iter().nth(ROWS - 1) {
             Some(last) => after = Some(last),
             None => return Ok(()),
         }
+    }
+}
+
+/// Does what is due for one member of the index.
+async fn clean(store: &Store, rules: &Rules, shard: Shard, score: Millis, member: &str) -> Result<(), Error> {
+    let done = match (member.strip_prefix("t:"), ScopeKey::of_context(member)) {
+        (Some(task), _) => match TaskId::parse(task, Shard::MAX).filter(|task| task.shard() == shard) {
+            Some(task) => retire(store, rules, task, score).await,
+            None => Ok(()),
+        },
+        (None, Some((scope, context))) => forget(store, rules, shard, member, &scope, context).await,
+        (None, None) => Ok(()),
+    };
+    match done {
+        // One that cannot be done must not keep the others waiting.
+        Err(error) if error.kind != Kind::Unavailable => {
+            warn!(%member, %error, "cannot clean up");
+            Ok(())
+        }
+        done => done,
     }
 }
 

@@ -187,6 +187,9 @@ pub(crate) const DUE: &str = "due";
 /// The record that says where the sweep of the shard stands.
 pub(crate) const SWEEP: &str = "sweep";
 
+/// The record that says until when one replica cleans up in the shard.
+pub(crate) const CLEANING: &str = "cleaning";
+
 /// The record in shard 0 with the key that seals list cursors.
 pub(crate) const CURSOR_KEY: &str = "cursor-key";
 

@@ -247,3 +247,55 @@ async fn a_store_that_is_away_is_said_and_nothing_is_half_done() {
     assert_eq!(state(&world.get(&queued.id).await), S::Completed, "what was accepted gets done");
     assert!(world.list("", Default::default()).await.is_ok());
 }
+
+/// C117: the store refuses, then is slow, then loses answers, while a hundred messages come in.
+#[tokio::test]
+async fn a_short_store_error_drops_no_message_that_was_answered() {
+    let flaky = Flaky::new(engine(2));
+    let world = World::with(flaky.clone(), 2, &Options::default());
+    let weather = async {
+        let pause = || tokio::time::sleep(Duration::from_millis(40));
+        flaky.slow(30);
+        pause().await;
+        flaky.down(true);
+        pause().await;
+        flaky.down(false);
+        flaky.slow(0);
+        flaky.chaos(Some(7));
+        pause().await;
+        flaky.chaos(None);
+    };
+    let sends = futures::future::join_all((0..100).map(|n: u64| {
+        let world = &world;
+        async move {
+            tokio::time::sleep(Duration::from_millis(n * 3 / 2)).await;
+            let replica = usize::from(n % 2 == 0);
+            match world.updates_at(replica, Send::new(&n.to_string())).await {
+                Ok(mut updates) => match futures::StreamExt::next(&mut updates).await.expect("an update") {
+                    Ok(update) => Ok(task(update).id),
+                    Err(status) => Err(error(&status)),
+                },
+                Err(error) => Err(error),
+            }
+        }
+    }));
+    let (sent, ()) = tokio::join!(sends, weather);
+    let mut answered = Vec::new();
+    for outcome in sent {
+        match outcome {
+            Ok(id) => answered.push(id),
+            Err(refused) => {
+                assert_eq!(refused.kind, rialto_a2a::Kind::Unavailable);
+                assert!(refused.retry_after.is_some(), "says when to come back");
+            }
+        }
+    }
+    assert!(answered.len() > 20, "{}", answered.len());
+    while let Some(run) = world.claim("r").await {
+        let begun = world.begin(&run).await.expect("a turn");
+        assert_eq!(world.finish(&begun, 3, vec![status(S::Completed)]).await, Outcome::Ok);
+    }
+    for id in answered {
+        assert_eq!(state(&world.get(&id).await), S::Completed);
+    }
+}

@@ -1,8 +1,11 @@
 //! An engine that fails when it is told to, before or after it did what was asked.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use rialto_store::{
@@ -17,7 +20,11 @@ pub(crate) struct Flaky {
     full: AtomicBool,
     /// Commits fail at random, some of them after they were done.
     chaos: Mutex<Option<u64>>,
+    /// Milliseconds that everything takes longer.
+    slow: AtomicU64,
     pub(crate) commits: AtomicUsize,
+    /// Operations of the largest commit so far.
+    pub(crate) largest: AtomicUsize,
     pub(crate) reads: AtomicUsize,
 }
 
@@ -32,7 +39,9 @@ impl Flaky {
             down: AtomicBool::default(),
             full: AtomicBool::default(),
             chaos: Mutex::default(),
+            slow: AtomicU64::default(),
             commits: AtomicUsize::default(),
+            largest: AtomicUsize::default(),
             reads: AtomicUsize::default(),
         })
     }
@@ -50,6 +59,17 @@ impl Flaky {
         *self.chaos.lock().expect("not poisoned") = seed;
     }
 
+    pub(crate) fn slow(&self, millis: u64) {
+        self.slow.store(millis, Ordering::SeqCst);
+    }
+
+    async fn dawdle(&self) {
+        match self.slow.load(Ordering::SeqCst) {
+            0 => {}
+            millis => tokio::time::sleep(Duration::from_millis(millis)).await,
+        }
+    }
+
     fn fate(&self) -> u64 {
         let mut chaos = self.chaos.lock().expect("not poisoned");
         let Some(seed) = chaos.as_mut() else { return 0 };
@@ -59,7 +79,8 @@ impl Flaky {
         (*seed >> 20) % 8
     }
 
-    fn read(&self) -> Result<()> {
+    async fn read(&self) -> Result<()> {
+        self.dawdle().await;
         self.reads.fetch_add(1, Ordering::SeqCst);
         if self.down.load(Ordering::SeqCst) { Err(away()) } else { Ok(()) }
     }
@@ -77,6 +98,8 @@ impl Engine for Flaky {
 
     async fn commit(&self, batch: Batch) -> Result<Committed> {
         self.commits.fetch_add(1, Ordering::SeqCst);
+        self.largest.fetch_max(batch.ops.len(), Ordering::SeqCst);
+        self.dawdle().await;
         if self.down.load(Ordering::SeqCst) {
             return Err(away());
         }
@@ -94,27 +117,27 @@ impl Engine for Flaky {
     }
 
     async fn get(&self, shard: Shard, keys: &[&str]) -> Result<Vec<Option<Record>>> {
-        self.read()?;
+        self.read().await?;
         self.inner.get(shard, keys).await
     }
 
     async fn read(&self, shard: Shard, stream: &str, after: EntryId, limit: ReadLimit) -> Result<Vec<Entry>> {
-        self.read()?;
+        self.read().await?;
         self.inner.read(shard, stream, after, limit).await
     }
 
     async fn read_last(&self, shard: Shard, stream: &str, n: usize) -> Result<Vec<Entry>> {
-        self.read()?;
+        self.read().await?;
         self.inner.read_last(shard, stream, n).await
     }
 
     async fn index(&self, shard: Shard, query: &IndexQuery) -> Result<Vec<(i64, String)>> {
-        self.read()?;
+        self.read().await?;
         self.inner.index(shard, query).await
     }
 
     async fn index_count(&self, shard: Shard, index: &str, min: Option<i64>) -> Result<u64> {
-        self.read()?;
+        self.read().await?;
         self.inner.index_count(shard, index, min).await
     }
 

@@ -158,7 +158,7 @@ async fn a_turn_that_was_folded_away_while_it_waited_still_goes_on_and_can_be_ta
     assert_eq!(begun.turn.journal.len(), 1);
     let next = begun.turn.next_event;
     world.record(&begun, next, vec![artifact("a", "lost", true), artifact("b", "lost too", false)]).await;
-    let run = world.claim_after("r2", std::time::Duration::ZERO).await.expect("taken over");
+    let run = world.take_over("r2").await;
     let again = world.begin(&run).await.expect("a turn");
     assert_eq!((again.turn.attempt, again.turn.stale_artifacts.clone()), (2, vec!["b".to_owned()]));
     let task = world.get(&sent.id).await;

@@ -1,12 +1,14 @@
 //! What is forgotten, and when.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
+
+use futures::{StreamExt as _, stream};
 
 use rialto_a2a::Kind;
 use rialto_store::{IndexQuery, Order};
 use rialto_task_store::Options;
 
-use crate::world::*;
+use crate::{engine::TIME_CAN_STAND_STILL, flaky::Flaky, world::*};
 
 fn hasty() -> Options {
     Options {
@@ -167,4 +169,39 @@ async fn a_conversation_that_nobody_goes_on_with_is_forgotten_with_its_questions
         })
         .await;
     assert!(begun.expect("a turn").turn.conversation.is_empty(), "it remembers nothing");
+}
+
+/// C115.
+#[tokio::test]
+async fn ten_thousand_ended_tasks_leave_nothing_and_are_forgotten_in_bounded_steps() {
+    let flaky = Flaky::new(engine(2));
+    let world = World::with(flaky.clone(), 3, &hasty());
+    let ended = |n: usize| {
+        let world = &world;
+        async move {
+            let send = Send::new("hi").policy(|policy| policy.task_ttl_ms = 1);
+            let mut updates = world.updates_at(n % 3, send).await.expect("sends");
+            let sent = task(one(&mut updates).await);
+            world.cancel(&sent.id).await.expect("cancels");
+            sent.id
+        }
+    };
+    // Enough to need many steps; on another engine fewer do.
+    let many = if TIME_CAN_STAND_STILL { 10_000 } else { 2_000 };
+    let ids: Vec<String> = stream::iter(0..many).map(ended).buffer_unordered(256).collect().await;
+    flaky.largest.store(0, Ordering::SeqCst);
+    world.background();
+    let due = || async {
+        let counts = [world.engine.index_count(0, "due", None).await, world.engine.index_count(1, "due", None).await];
+        counts.into_iter().map(|count| count.expect("counts")).sum::<u64>()
+    };
+    eventually("nothing is due", || async { due().await == 0 }).await;
+    assert_eq!(world.list("", Default::default()).await.expect("lists").total_size, 0);
+    for id in ids.iter().step_by(97) {
+        let shard = u16::from_str_radix(&id[34..], 16).expect("an id");
+        let head = format!("t:{id}");
+        assert!(world.engine.get(shard, &[&head]).await.expect("reads")[0].is_none());
+    }
+    let largest = flaky.largest.load(Ordering::SeqCst);
+    assert!(largest <= 300, "a step of {largest} operations");
 }

@@ -1,7 +1,5 @@
 //! What becomes of the output of lost attempts, and of tasks that have only such.
 
-use std::time::Duration;
-
 use prost::Message as _;
 use rialto_a2a::v1::Task;
 use rialto_rpc::tasks::{
@@ -22,7 +20,7 @@ fn texts(task: &Task) -> Vec<String> {
 
 /// The next attempt at a turn whose runner is gone.
 async fn again(world: &World, consumer: &str) -> Begun {
-    let run = world.claim_after(consumer, Duration::ZERO).await.expect("taken over");
+    let run = world.take_over(consumer).await;
     world.begin(&run).await.expect("a turn")
 }
 
@@ -145,10 +143,10 @@ async fn a_dead_entry_holds_everything_that_a_replay_needs() {
     send.message().message_id = "m-1".into();
     let sent = world.send(send).await.expect("sends");
     for n in 0..4 {
-        let run = world.claim_after(&format!("r{n}"), Duration::ZERO).await.expect("an entry");
+        let run = world.take_over(&format!("r{n}")).await;
         assert_eq!(world.begin_with(&run, |begin| begin.max_attempts = 4).await.expect("a turn").turn.attempt, n + 1);
     }
-    let run = world.claim_after("r5", Duration::ZERO).await.expect("an entry");
+    let run = world.take_over("r5").await;
     let begun = world.begin_with(&run, |begin| {
         begin.max_attempts = 4;
         begin.crash = "signal: 9".into();

@@ -227,6 +227,19 @@ impl World {
         Some(Run { run, claim })
     }
 
+    /// Claims the entry that a consumer has, which is not heard of any more.
+    pub(crate) async fn take_over(&self, consumer: &str) -> Run {
+        let claimed = async {
+            loop {
+                match self.claim_after(consumer, Duration::ZERO).await {
+                    Some(run) => return run,
+                    None => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), claimed).await.expect("an entry in time")
+    }
+
     pub(crate) async fn begin(&self, run: &Run) -> Option<Begun> {
         self.begin_with(run, |_| {}).await
     }

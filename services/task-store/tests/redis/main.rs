@@ -5,6 +5,7 @@
 mod budget;
 mod engine;
 mod failover;
+mod wrecked;
 
 #[path = "../it/admin.rs"]
 mod admin;
