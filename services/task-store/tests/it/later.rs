@@ -21,7 +21,7 @@ fn hasty() -> Options {
 
 #[tokio::test]
 async fn a_log_is_folded_away_and_the_task_stays() {
-    let world = World::with(engine(2), 2, &hasty());
+    let world = World::with(engine(2), 1, &hasty());
     let sent = world.send(Send::new("hi")).await.expect("sends");
     let begun = world.next().await;
     world.record(&begun, 3, vec![artifact("a", &"1".repeat(300), false), artifact("a", "2", true)]).await;
