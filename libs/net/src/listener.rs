@@ -26,6 +26,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_rustls::{TlsAcceptor, rustls};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 use tracing::{debug, warn};
@@ -92,6 +93,7 @@ pub struct Peer {
 pub struct Listener {
     tcp: TcpListener,
     addr: SocketAddr,
+    tls: Option<Arc<rustls::ServerConfig>>,
 }
 
 impl Listener {
@@ -106,7 +108,7 @@ impl Listener {
         };
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for addr in lookup_host(address).await.map_err(fault)? {
-            match listen(addr).and_then(|tcp| Ok(Self { addr: tcp.local_addr()?, tcp })) {
+            match listen(addr).and_then(|tcp| Ok(Self { addr: tcp.local_addr()?, tcp, tls: None })) {
                 Ok(listener) => return Ok(listener),
                 Err(error) => last = error,
             }
@@ -120,11 +122,19 @@ impl Listener {
         self.addr
     }
 
+    /// Speaks TLS, and nothing else.
+    #[must_use]
+    pub fn with_tls(mut self, config: Arc<rustls::ServerConfig>) -> Self {
+        self.tls = Some(config);
+        self
+    }
+
     /// Serves until `stop`, then drains: no new connections, idle ones are closed, requests under way get their
     /// answers within `grace`, and what is left is cut. Endless answers have to end on `stop` themselves.
     pub async fn serve(self, router: Router, limits: Limits, stop: CancellationToken, grace: Duration) {
         let slots = Arc::new(Semaphore::new(limits.connections));
-        let server = Arc::new(Server { http: http(&limits), router, limits, stop: stop.clone() });
+        let tls = self.tls.map(TlsAcceptor::from);
+        let server = Arc::new(Server { http: http(&limits), tls, router, limits, stop: stop.clone() });
         let connections = TaskTracker::new();
         // Ends connections that outlive the grace.
         let cut = CancellationToken::new();
@@ -143,7 +153,7 @@ impl Listener {
                 tune(&tcp, &limits);
                 let (server, cut) = (Arc::clone(&server), cut.clone());
                 connections.spawn(async move {
-                    cut.run_until_cancelled(server.connection(tcp, addr, slot)).await;
+                    cut.run_until_cancelled(server.accepted(tcp, addr, slot)).await;
                 });
             }
         };
@@ -210,13 +220,23 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
 
 struct Server {
     http: auto::Builder<TokioExecutor>,
+    tls: Option<TlsAcceptor>,
     router: Router,
     limits: Limits,
     stop: CancellationToken,
 }
 
 impl Server {
-    /// Serves one connection to its end; generic over the bytes, so that TLS is one more call.
+    async fn accepted(&self, tcp: TcpStream, addr: SocketAddr, slot: OwnedSemaphorePermit) {
+        let Some(tls) = &self.tls else { return self.connection(tcp, addr, slot).await };
+        match timeout(self.limits.header_timeout, tls.accept(tcp)).await {
+            Ok(Ok(tls)) => self.connection(tls, addr, slot).await,
+            Ok(Err(error)) => debug!(%addr, %error, "a TLS handshake failed"),
+            Err(_) => debug!(%addr, "closed a connection without a TLS handshake in time"),
+        }
+    }
+
+    /// Serves one connection to its end.
     async fn connection<I>(&self, io: I, addr: SocketAddr, _slot: OwnedSemaphorePermit)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,

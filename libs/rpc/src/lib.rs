@@ -4,10 +4,12 @@
 //! [`Transport`], which is either a server in the same process or a network channel. Knows no service and no
 //! store; errors cross a hop as `google.rpc.Status` (see `rialto_a2a::Error::to_status`).
 
+mod identity;
 mod network;
 mod trace;
 mod transport;
 
+pub use identity::Identity;
 pub use network::Target;
 pub use trace::Traced;
 pub use transport::{MAX_MESSAGE_BYTES, Transport};

@@ -11,11 +11,14 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use hyper::client::conn::http2::{self, Connection, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::ServerName;
 use tokio::{
     net::{TcpStream, lookup_host},
     time::{sleep, timeout},
 };
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::{
+    either::Either,
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
 };
@@ -24,7 +27,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_check_res
 use tracing::{debug, info, warn};
 
 use self::replicas::{Balancer, Listed, Replica, Replicas};
-use crate::Transport;
+use crate::{Identity, Transport};
 
 /// How often names are resolved again: replicas that appear get calls, replicas that vanish get none.
 const RESOLVE_EVERY: Duration = Duration::from_secs(5);
@@ -48,8 +51,10 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 pub struct Target {
     /// For logs: `task-store`.
     pub service: String,
-    /// `http://name:port`; each name may have many addresses.
+    /// `http://name:port`, or `https://name:port` with an identity; each name may have many addresses.
     pub urls: Vec<String>,
+    /// Shown to the other end, which must show one of the same authority.
+    pub identity: Option<Identity>,
 }
 
 impl Transport {
@@ -57,33 +62,46 @@ impl Transport {
     /// appear, so processes may start in any order. Connections are kept until the last clone is dropped.
     ///
     /// # Errors
-    /// A URL that is not `http://host:port`.
+    /// A URL that is not of that form.
     pub fn network(target: Target) -> Result<Self, String> {
-        let names = target.urls.iter().map(|url| host_and_port(url)).collect::<Result<Vec<_>, _>>()?;
+        let scheme = if target.identity.is_some() { "https" } else { "http" };
+        let names = target.urls.iter().map(|url| host_and_port(url, scheme)).collect::<Result<Vec<_>, _>>()?;
         let replicas = Arc::new(Replicas::default());
         let end = CancellationToken::new();
-        let resolving = resolve(target.service, RESOLVE_EVERY, move || lookup(names.clone()), Arc::clone(&replicas));
+        let calls = Caller { service: target.service, tls: target.identity.map(|it| TlsConnector::from(it.client())) };
+        let resolving = resolve(calls, RESOLVE_EVERY, move || lookup(names.clone()), Arc::clone(&replicas));
         // Ends with the last clone, and nobody waits for it.
         TaskTracker::new().spawn(end.clone().run_until_cancelled_owned(resolving));
         Ok(Self::new(Balancer::new(replicas, end)))
     }
 }
 
-fn host_and_port(url: &str) -> Result<String, String> {
-    let wrong = || format!("{url:?} is not a service URL such as \"http://task-store:7101\"");
+fn host_and_port(url: &str, scheme: &str) -> Result<String, String> {
+    let wrong = || format!("{url:?} is not a service URL such as \"{scheme}://task-store:7101\"");
     let uri: http::Uri = url.parse().map_err(|_| wrong())?;
-    if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
+    if uri.scheme_str() != Some(scheme) || !matches!(uri.path(), "" | "/") {
         return Err(wrong());
     }
     let authority = uri.authority().ok_or_else(wrong)?;
     authority.port_u16().map(|_| authority.to_string()).ok_or_else(wrong)
 }
 
+/// Who calls whom.
+#[derive(Clone)]
+struct Caller {
+    service: String,
+    tls: Option<TlsConnector>,
+}
+
+/// Addresses, and the name that each was found under.
+type Places = BTreeMap<SocketAddr, Arc<str>>;
+
 /// Keeps a connection to every address that there is at the moment.
-async fn resolve<F>(service: String, every: Duration, lookup: impl Fn() -> F + Send, replicas: Arc<Replicas>)
+async fn resolve<F>(caller: Caller, every: Duration, lookup: impl Fn() -> F + Send, replicas: Arc<Replicas>)
 where
-    F: Future<Output = Result<Vec<SocketAddr>, String>> + Send,
+    F: Future<Output = Result<Places, String>> + Send,
 {
+    let service = caller.service.clone();
     let keepers = TaskTracker::new();
     let mut known = BTreeMap::<SocketAddr, DropGuard>::new();
     let mut resolved = true;
@@ -91,14 +109,14 @@ where
         match lookup().await {
             Ok(found) => {
                 let before = known.len();
-                known.retain(|address, _| found.contains(address));
+                known.retain(|address, _| found.contains_key(address));
                 let mut changed = known.len() != before;
-                for address in found {
+                for (address, name) in found {
                     known.entry(address).or_insert_with(|| {
                         changed = true;
                         let gone = CancellationToken::new();
-                        let (service, replicas) = (service.clone(), Arc::clone(&replicas));
-                        let kept = async move { keep(&service, address, &replicas).await };
+                        let (caller, replicas) = (caller.clone(), Arc::clone(&replicas));
+                        let kept = async move { keep(&caller, address, &name, &replicas).await };
                         keepers.spawn(gone.clone().run_until_cancelled_owned(kept));
                         gone.drop_guard()
                     });
@@ -120,19 +138,24 @@ where
 }
 
 /// All addresses of all names.
-async fn lookup(names: Vec<String>) -> Result<Vec<SocketAddr>, String> {
-    let mut found = Vec::new();
+async fn lookup(names: Vec<String>) -> Result<Places, String> {
+    let mut found = Places::new();
     for name in names {
-        found.extend(lookup_host(&name).await.map_err(|error| format!("{name}: {error}"))?);
+        let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
+        let host: Arc<str> = host.trim_matches(['[', ']']).into();
+        let addresses = lookup_host(&name).await.map_err(|error| format!("{name}: {error}"))?;
+        found.extend(addresses.map(|address| (address, Arc::clone(&host))));
     }
     Ok(found)
 }
 
 /// Keeps an address connected, for ever.
-async fn keep(service: &str, address: SocketAddr, replicas: &Replicas) {
+async fn keep(caller: &Caller, address: SocketAddr, name: &str, replicas: &Replicas) {
+    let service = &caller.service;
     let mut pause = FIRST_PAUSE;
+    let mut told = false;
     loop {
-        match connect(address).await {
+        let failure = match connect(caller, address, name).await {
             Ok((sender, connection)) => {
                 let replica = Replica::new(address, sender);
                 let mut listed = None;
@@ -142,10 +165,22 @@ async fn keep(service: &str, address: SocketAddr, replicas: &Replicas) {
                 };
                 if listed.take().is_some() {
                     info!(service, %address, error = end.map(tracing::field::display), "a replica is gone");
-                    pause = FIRST_PAUSE;
+                    (pause, told) = (FIRST_PAUSE, false);
+                    None
+                } else {
+                    end.map(StdError::from)
                 }
             }
-            Err(error) => debug!(service, %address, error, "cannot connect"),
+            Err(error) => Some(error),
+        };
+        if let Some(error) = failure {
+            // A replica that is not up yet is no news; one that does not trust us, or we it, is.
+            if caller.tls.is_some() && !told {
+                warn!(service, %address, error, "cannot connect over TLS; trying on");
+                told = true;
+            } else {
+                debug!(service, %address, error, "cannot connect");
+            }
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -186,11 +221,20 @@ async fn follow(mut statuses: Streaming<HealthCheckResponse>, replica: &Replica)
     }
 }
 
-type Conn = Connection<TokioIo<TcpStream>, Body, TokioExecutor>;
+type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+type Conn = Connection<TokioIo<Stream>, Body, TokioExecutor>;
 
-async fn connect(address: SocketAddr) -> Result<(SendRequest<Body>, Conn), StdError> {
+async fn connect(caller: &Caller, address: SocketAddr, name: &str) -> Result<(SendRequest<Body>, Conn), StdError> {
     let tcp = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await??;
     tcp.set_nodelay(true)?;
+    let stream = match &caller.tls {
+        None => Either::Left(tcp),
+        Some(tls) => {
+            let name = ServerName::try_from(name.to_owned())?;
+            // A frozen process accepts connections too.
+            Either::Right(timeout(CONNECT_TIMEOUT, tls.connect(name, tcp)).await??)
+        }
+    };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -199,7 +243,7 @@ async fn connect(address: SocketAddr) -> Result<(SendRequest<Body>, Conn), StdEr
         .keep_alive_while_idle(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    Ok(builder.handshake(TokioIo::new(tcp)).await?)
+    Ok(builder.handshake(TokioIo::new(stream)).await?)
 }
 
 #[cfg(test)]
@@ -227,7 +271,7 @@ mod tests {
 
     fn network(addresses: &[SocketAddr]) -> HealthClient<Transport> {
         let urls = addresses.iter().map(|address| format!("http://{address}")).collect();
-        HealthClient::new(Transport::network(Target { service: "test".to_owned(), urls }).unwrap())
+        HealthClient::new(Transport::network(Target { service: "test".to_owned(), urls, identity: None }).unwrap())
     }
 
     /// A replica that names itself: it knows one service, which is its name. Ends when dropped.
@@ -333,32 +377,33 @@ mod tests {
     #[tokio::test]
     async fn a_name_whose_addresses_change_leads_to_the_new_ones() {
         let (old, new) = (Named::start("old").await, Named::start("new").await);
-        let addresses = Arc::new(Mutex::new(vec![old.address]));
+        let addresses = Arc::new(Mutex::new(Places::from([(old.address, "name".into())])));
         let (replicas, end) = (Arc::new(Replicas::default()), CancellationToken::new());
+        let caller = Caller { service: "test".to_owned(), tls: None };
         let looked_up = {
             let addresses = Arc::clone(&addresses);
             move || std::future::ready(Ok(addresses.lock().unwrap().clone()))
         };
-        let resolving = resolve("test".to_owned(), Duration::from_millis(10), looked_up, Arc::clone(&replicas));
+        let resolving = resolve(caller, Duration::from_millis(10), looked_up, Arc::clone(&replicas));
         TaskTracker::new().spawn(end.clone().run_until_cancelled_owned(resolving));
         let client = HealthClient::new(Transport::new(Balancer::new(replicas, end)));
         until_all_go_to(&client, "old").await;
         // Both live; only the name decides.
-        addresses.lock().unwrap().push(new.address);
+        addresses.lock().unwrap().insert(new.address, "name".into());
         let until = Instant::now() + SOON;
         while !answered_by(&client, "new").await {
             assert!(Instant::now() < until, "the second address is never used");
         }
-        addresses.lock().unwrap().remove(0);
+        addresses.lock().unwrap().remove(&old.address);
         until_all_go_to(&client, "new").await;
     }
 
     #[test]
     fn a_service_url_names_host_and_port_and_nothing_else() {
-        assert_eq!(host_and_port("http://task-store:7101").unwrap(), "task-store:7101");
-        assert_eq!(host_and_port("http://[::1]:7101/").unwrap(), "[::1]:7101");
+        assert_eq!(host_and_port("http://task-store:7101", "http").unwrap(), "task-store:7101");
+        assert_eq!(host_and_port("https://[::1]:7101/", "https").unwrap(), "[::1]:7101");
         for wrong in ["task-store:7101", "http://task-store", "https://task-store:7101", "http://a:1/path", ""] {
-            assert!(host_and_port(wrong).is_err(), "{wrong}");
+            assert!(host_and_port(wrong, "http").is_err(), "{wrong}");
         }
     }
 }

@@ -38,7 +38,10 @@ use nix::{
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use crate::redis::{Options, RedisServer};
+use crate::{
+    certificates::Authority,
+    redis::{Options, RedisServer},
+};
 
 /// How long a process may take to be ready, or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,6 +57,7 @@ pub struct Builder {
     others: Vec<Vec<String>>,
     config: String,
     redis: Where,
+    tls: bool,
     env: Vec<(OsString, OsString)>,
 }
 
@@ -115,6 +119,13 @@ impl Builder {
         self
     }
 
+    /// Calls between processes are encrypted; all show the same certificate.
+    #[must_use]
+    pub const fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
     /// A variable in the environment of all processes.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
@@ -150,7 +161,10 @@ impl Builder {
 
         let mut ports = Ports::new();
         let task_store_ports = (0..self.task_stores).map(|_| ports.next()).collect::<io::Result<Vec<_>>>()?;
-        let urls: Vec<_> = task_store_ports.iter().map(|port| format!("http://{port}")).collect();
+        let urls: Vec<_> = task_store_ports
+            .iter()
+            .map(|port| format!("{}://{port}", if self.tls { "https" } else { "http" }))
+            .collect();
         let mut env: Vec<(OsString, OsString)> = vec![
             ("PATH".into(), path_with_agents(&self.binary)?),
             ("RIALTO__STORE".into(), "redis".into()),
@@ -158,6 +172,9 @@ impl Builder {
         ];
         if !urls.is_empty() {
             env.push(("RIALTO__SERVICES__TASK_STORE".into(), urls.join(",").into()));
+        }
+        if self.tls {
+            env.extend(identity(folder.path(), ports.host)?);
         }
         env.extend(self.env);
         let shared = Arc::new(Shared { binary: self.binary, folder, env });
@@ -218,6 +235,7 @@ impl Cluster {
             others: Vec::new(),
             config: "agents: [{id: echo, backend: echo, lease: 1s}]\n".to_owned(),
             redis: Where::Own(Options::new()),
+            tls: false,
             env: Vec::new(),
         }
     }
@@ -235,6 +253,13 @@ impl Cluster {
     #[must_use]
     pub fn redis_url(&self) -> String {
         self.redis.as_ref().map_or_else(Clone::clone, RedisServer::url)
+    }
+
+    /// Where its files are: the configuration, what processes wrote, and `CERT.pem`, `KEY.pem` and `CA.pem` with
+    /// [`Builder::tls`].
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.shared.folder.path()
     }
 
     /// All processes.
@@ -509,6 +534,19 @@ impl Drop for Process {
 
 fn read(file: &Path) -> String {
     fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
+/// Writes a certificate for a host, and names the files as the configuration wants them.
+fn identity(folder: &Path, host: IpAddr) -> anyhow::Result<Vec<(OsString, OsString)>> {
+    let authority = Authority::new()?;
+    let (cert, key) = authority.issue(&[&host.to_string()])?;
+    let parts = [("CERT", cert.as_str()), ("KEY", key.as_str()), ("CA", authority.pem())];
+    let written = parts.into_iter().map(|(name, pem)| {
+        let file = folder.join(format!("{name}.pem"));
+        fs::write(&file, pem)?;
+        Ok((format!("RIALTO__SERVICES__TLS__{name}_FILE").into(), file.into()))
+    });
+    written.collect()
 }
 
 /// `PATH`, and before it the folder of `binary`, where the scripted agent lies too. Builds it if it is missing.

@@ -2,6 +2,7 @@
 //!
 //! Only ever a dev-dependency.
 
+pub mod certificates;
 pub mod chaos;
 pub mod cluster;
 pub mod llm;

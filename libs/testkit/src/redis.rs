@@ -24,6 +24,8 @@ use tokio::{
     time::Instant,
 };
 
+use crate::certificates::Authority;
+
 /// How long a server or a group of servers may take to become ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -405,18 +407,12 @@ async fn read_reply(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Reply>
 
 /// Writes `ca.pem`, `server.pem` and `server.key`; returns the first.
 fn write_certificates(folder: &Path) -> anyhow::Result<String> {
-    let mut authority = rcgen::CertificateParams::new(Vec::new())?;
-    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let authority_key = rcgen::KeyPair::generate()?;
-    let ca = authority.self_signed(&authority_key)?.pem();
-    let issuer = rcgen::Issuer::new(authority, authority_key);
-    let key = rcgen::KeyPair::generate()?;
-    let names = ["localhost", "127.0.0.1"].map(str::to_owned);
-    let certificate = rcgen::CertificateParams::new(names)?.signed_by(&key, &issuer)?;
-    std::fs::write(folder.join("ca.pem"), &ca)?;
-    std::fs::write(folder.join("server.pem"), certificate.pem())?;
-    std::fs::write(folder.join("server.key"), key.serialize_pem())?;
-    Ok(ca)
+    let authority = Authority::new()?;
+    let (certificate, key) = authority.issue(&["localhost", "127.0.0.1"])?;
+    std::fs::write(folder.join("ca.pem"), authority.pem())?;
+    std::fs::write(folder.join("server.pem"), certificate)?;
+    std::fs::write(folder.join("server.key"), key)?;
+    Ok(authority.pem().to_owned())
 }
 
 /// A Redis cluster of masters without replicas.

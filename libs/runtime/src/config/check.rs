@@ -161,9 +161,11 @@ impl Rules {
         });
         let urls = &config.services.task_store;
         self.require(!urls.is_empty(), "services.task-store", || "at least one URL is needed".to_owned());
+        let scheme = if config.services.tls.is_some() { "https" } else { "http" };
         for (at, url) in urls.iter().enumerate() {
-            self.require(is_service_url(url), &format!("services.task-store[{at}]"), || {
-                format!("{url:?} is not a URL such as \"http://task-store:7101\"")
+            self.require(is_service_url(url, scheme), &format!("services.task-store[{at}]"), || {
+                let why = if url.starts_with("https:") { "; https needs services.tls" } else { "" };
+                format!("{url:?} is not a URL such as \"{scheme}://task-store:7101\"{why}")
             });
         }
     }
@@ -451,10 +453,10 @@ fn is_web_url(text: &str) -> bool {
 }
 
 /// Host and port, and nothing that would be ignored.
-fn is_service_url(text: &str) -> bool {
+fn is_service_url(text: &str, scheme: &str) -> bool {
     Url::parse(text).is_ok_and(|url| {
         let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
-        url.scheme() == "http" && url.username().is_empty() && url.password().is_none() && bare
+        url.scheme() == scheme && url.username().is_empty() && url.password().is_none() && bare
     }) && text.trim_end_matches('/').rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
 }
 

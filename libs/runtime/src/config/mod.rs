@@ -101,8 +101,22 @@ pub struct Redis {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Services {
-    /// `http://name:port`; each name may stand for many replicas.
+    /// `http://name:port`, with `tls` `https://name:port`; each name may stand for many replicas.
     pub task_store: Vec<String>,
+    /// Calls between processes are encrypted, and both ends show a certificate.
+    pub tls: Option<Identity>,
+}
+
+/// Who a process is to the others of its cluster, and whom it believes. PEM, mostly as `<key>-file`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Identity {
+    /// Its certificate, and those between it and the authority. Shown as server and as client.
+    pub cert: Secret,
+    /// The private key of the certificate.
+    pub key: Secret,
+    /// The authority that signs the certificates of all processes, and of nobody else.
+    pub ca: Secret,
 }
 
 /// One agent.
@@ -489,7 +503,7 @@ impl Redis {
 
 impl Default for Services {
     fn default() -> Self {
-        Self { task_store: vec!["http://127.0.0.1:7101".to_owned()] }
+        Self { task_store: vec!["http://127.0.0.1:7101".to_owned()], tls: None }
     }
 }
 

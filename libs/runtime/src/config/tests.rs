@@ -416,10 +416,14 @@ fn what_a_cluster_needs_is_checked_and_no_password_is_quoted() {
         redis.prefix: "a b" must not have braces, spaces or "@" (r.yaml)
         redis.shards: must be from 1 to 256 (r.yaml)
         services.task-store[0]: "http://task-store" is not a URL such as "http://task-store:7101" (r.yaml)
-        services.task-store[1]: "https://a:1" is not a URL such as "http://task-store:7101" (r.yaml)
+        services.task-store[1]: "https://a:1" is not a URL such as "http://task-store:7101"; https needs services.tls (r.yaml)
         services.task-store[3]: "http://u@a:1" is not a URL such as "http://task-store:7101" (r.yaml)
     "#);
     insta::assert_snapshot!(faults("services: {task-store: []}"), @"services.task-store: at least one URL is needed (r.yaml)");
+    insta::assert_snapshot!(faults("services: {task-store: ['http://a:1', 'https://a:1'], tls: {cert: c, key: k}}"), @r#"
+        services.tls.ca: is required (r.yaml)
+        services.task-store[0]: "http://a:1" is not a URL such as "https://task-store:7101" (r.yaml)
+    "#);
 }
 
 #[test]
@@ -462,7 +466,8 @@ fn every_key_is_documented() {
     let yaml = "agents: [{id: a, backend: {type: command, command: [x]}, card: {provider: {organization: o}, \
                 skills: [{id: s, name: n, description: d, tags: [t]}], extensions: [{uri: 'urn:x'}]}}]";
     let model = "agents: [{id: a, backend: {type: openai, model: m, base-url: 'http://e.test'}}]";
-    let printed = [yaml, model].map(|yaml| to_yaml(&parse_yaml("r.yaml", yaml).unwrap())).concat();
+    let tls = "services: {task-store: ['https://a:1'], tls: {cert: c, key: k, ca: a}}";
+    let printed = [yaml, model, tls].map(|yaml| to_yaml(&parse_yaml("r.yaml", yaml).unwrap())).concat();
     for line in printed.lines() {
         let Some((key, _)) = line.trim_start_matches([' ', '-']).split_once(':') else { continue };
         if line.trim_start_matches([' ', '-']).starts_with(|c: char| c.is_ascii_lowercase()) && key != "type" {

@@ -14,7 +14,7 @@ use rialto_agent_runner::RunnerOptions;
 use rialto_gateway::Gateway;
 use rialto_net::{BindError, Limits, Listener};
 use rialto_rpc::{
-    Target, Transport,
+    Identity, Target, Transport,
     tasks::{self, AdminClient, TaskStoreClient},
 };
 use rialto_runtime::{
@@ -116,7 +116,7 @@ async fn serve(
     let signals = Signals::new().map_err(|error| format!("cannot watch for signals: {error}"))?;
     let process = Process::new(config, services)?;
     let ports = Ports::bind(&process).await?;
-    let (base, admin) = (ports.url(), url(ports.admin.local_addr()));
+    let (base, admin) = (ports.url(&process), url(ports.admin.local_addr()));
     let Ports { public, task_store, admin: probes } = ports;
     let started = async {
         let started = process.start(public, task_store).await;
@@ -165,7 +165,12 @@ impl Ports {
             true => Some(bind(&config.task_store_listen, "task-store-listen").await?),
             false => None,
         };
+        let task_store = match &process.identity {
+            Some(identity) => task_store.map(|port| port.with_tls(identity.server())),
+            None => task_store,
+        };
         if let Some(port) = &task_store
+            && process.identity.is_none()
             && !port.local_addr().ip().to_canonical().is_loopback()
         {
             warn!(address = %port.local_addr(), "whoever reaches this port of task-store reads and writes every task");
@@ -174,8 +179,12 @@ impl Ports {
     }
 
     /// Where the process is reached: by clients, by other services, or by its operator.
-    fn url(&self) -> String {
-        url([&self.public, &self.task_store].into_iter().flatten().next().unwrap_or(&self.admin).local_addr())
+    fn url(&self, process: &Process) -> String {
+        match (&self.public, &self.task_store) {
+            (Some(public), _) => url(public.local_addr()),
+            (None, Some(port)) if process.identity.is_some() => url(port.local_addr()).replacen("http", "https", 1),
+            (None, port) => url(port.as_ref().unwrap_or(&self.admin).local_addr()),
+        }
     }
 }
 
@@ -196,17 +205,26 @@ struct Process {
     admin: AdminClient,
     gate: Gate,
     needs: Needs,
+    /// What it shows to the other processes.
+    identity: Option<Identity>,
 }
 
 impl Process {
     fn new(config: Config, services: Services) -> Result<Self, String> {
+        let identity = match &config.services.tls {
+            Some(tls) => {
+                let identity = Identity::new(tls.cert.expose(), tls.key.expose(), tls.ca.expose());
+                Some(identity.map_err(|problem| format!("services.tls: {problem}"))?)
+            }
+            None => None,
+        };
         let supervisor = Supervisor::new();
         let gate = Gate::default();
         let transport = match services.task_store {
             true => Transport::in_memory(gate.clone()),
             false => {
                 let urls = config.services.task_store.clone();
-                Transport::network(Target { service: "task-store".to_owned(), urls })?
+                Transport::network(Target { service: "task-store".to_owned(), urls, identity: identity.clone() })?
             }
         };
         let admin = tasks::admin_client(transport.clone());
@@ -217,7 +235,7 @@ impl Process {
             served: Arc::default(),
             stop: supervisor.stop(),
         };
-        Ok(Self { config, services, supervisor, tasks, admin, gate, needs })
+        Ok(Self { config, services, supervisor, tasks, admin, gate, needs, identity })
     }
 
     /// Serves what needs no store at once, and the rest as soon as the store is open.

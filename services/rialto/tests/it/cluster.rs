@@ -1,11 +1,17 @@
 //! What a cluster of real processes does while nothing, or little, is wrong with it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use futures::future::join_all;
-use rialto_testkit::cluster::{Builder, Cluster, Exit};
+use rialto_rpc::{Identity, Target, Transport};
+use rialto_testkit::{
+    certificates::Authority,
+    cluster::{Builder, Cluster, Exit},
+};
 use serde_json::Value;
 use tokio::time::sleep;
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::wire::{
     answered, assert_whole, echoed, events, get, http, is_artifact, is_completed, stream, subscribe, task_of, until,
@@ -114,4 +120,32 @@ async fn everything_in_one_process_on_redis() {
     let id = echoed(&client, &all, "hello").await;
     let (_, found) = get(&client, format!("{again}/tasks/{id}")).await;
     assert_eq!(found["status"]["state"], "TASK_STATE_COMPLETED");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_certificates_only_the_cluster_itself_reaches_a_task_store() {
+    let cluster = cluster().gateways(1).task_stores(1).runners(1).tls();
+    let (cluster, client) = (cluster.start().await.unwrap(), http());
+    echoed(&client, &cluster.gateways[0].url(), "encrypted").await;
+    let port = cluster.task_stores[0].task_store();
+    assert_eq!(cluster.task_stores[0].stdout(), format!("ready: https://{port}\n"));
+
+    let refuses = async |identity: Option<Identity>| {
+        let scheme = if identity.is_some() { "https" } else { "http" };
+        let target = Target { service: "task-store".to_owned(), urls: vec![format!("{scheme}://{port}")], identity };
+        let mut health = HealthClient::new(Transport::network(target).unwrap());
+        health.check(HealthCheckRequest::default()).await.is_err_and(|status| status.code() == Code::Unavailable)
+    };
+    let folder = cluster.folder();
+    let [cert, key, ca] = ["CERT", "KEY", "CA"].map(|it| fs::read_to_string(folder.join(format!("{it}.pem"))).unwrap());
+    let (host, stranger) = (port.ip().to_string(), Authority::new().unwrap());
+    let (strange_cert, strange_key) = stranger.issue(&[&host]).unwrap();
+    let (plain, unknown, untrusting, one_of_us) = tokio::join!(
+        refuses(None),
+        // It would believe the task-store, which does not believe it; and the other way round.
+        refuses(Some(Identity::new(&strange_cert, &strange_key, &ca).unwrap())),
+        refuses(Some(Identity::new(&cert, &key, stranger.pem()).unwrap())),
+        refuses(Some(Identity::new(&cert, &key, &ca).unwrap())),
+    );
+    assert_eq!((plain, unknown, untrusting, one_of_us), (true, true, true, false));
 }
