@@ -112,7 +112,8 @@ fn start(state: &State, change: &mut Change, next: Waiting, now: Millis) -> Resu
     let draft = &mut change.drafts[place];
     let startable = match &next.message {
         None => draft.head.turn.as_ref().is_some_and(|known| known.id == turn.id && known.phase() == Phase::Waiting),
-        Some(_) => draft.head.state().is_interrupted() && draft.head.is_at_rest(),
+        // A message that is late is dropped, not the task with it.
+        Some(_) => draft.head.state().is_interrupted() && draft.head.is_at_rest() && !turn.is_late(now),
     };
     let admitted = match next.message {
         _ if !startable => Err(Fault::Invalid("the task has moved on".to_owned())),

@@ -8,6 +8,7 @@ mod client;
 mod errors;
 mod grpc;
 mod http;
+mod names;
 mod operations;
 mod store;
 mod streams;

@@ -269,7 +269,7 @@ async fn a_short_store_error_drops_no_message_that_was_answered() {
         let world = &world;
         async move {
             tokio::time::sleep(Duration::from_millis(n * 3 / 2)).await;
-            let replica = usize::from(n % 2 == 0);
+            let replica = usize::from(n.is_multiple_of(2));
             match world.updates_at(replica, Send::new(&n.to_string())).await {
                 Ok(mut updates) => match futures::StreamExt::next(&mut updates).await.expect("an update") {
                     Ok(update) => Ok(task(update).id),
