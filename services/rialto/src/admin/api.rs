@@ -64,6 +64,9 @@ impl Api {
             .route("/admin/v1/tasks/stuck", get(stuck))
             .route("/admin/v1/tasks/{id}", get(inspect))
             .route("/admin/v1/tasks/{id}/grant", post(grant))
+            .method_not_allowed_fallback(async || {
+                Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done by this method")
+            })
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(self)
     }
@@ -77,7 +80,7 @@ pub(crate) fn agents(config: &Config) -> Vec<AgentRef> {
 
 /// An error as `application/problem+json` (RFC 9457).
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     #[serde(rename = "type")]
     kind: String,
     title: String,
@@ -87,7 +90,8 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    /// With this status, and what is wrong in a sentence.
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             kind: "about:blank".to_owned(),
             title: status.canonical_reason().unwrap_or_default().to_owned(),

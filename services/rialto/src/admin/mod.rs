@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub(crate) use self::api::{Api, agents};
+pub(crate) use self::api::{Api, Problem, agents};
 use self::{
     api::Granted,
     client::{Client, Failure, read_token},

@@ -13,13 +13,14 @@ use rialto_runtime::Secret;
 use subtle::ConstantTimeEq as _;
 
 use super::health::{self, Needs};
+use crate::admin::Problem;
 
 /// What the admin port serves. `guarded` is for the operator alone: with a token, whoever has it; without one,
 /// whoever is on this machine.
 pub(super) fn router(needs: Needs, token: Option<Secret>, guarded: impl IntoIterator<Item = Router>) -> Router {
     let guarded = guarded.into_iter().fold(Router::new(), Router::merge);
     // What there is and what not is for the operator as well.
-    let guarded = guarded.fallback(|| async { StatusCode::NOT_FOUND });
+    let guarded = guarded.fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "there is no such page") });
     let guarded = guarded.layer(middleware::from_fn_with_state(Arc::new(token), only_operators));
     health::probes(needs).merge(guarded)
 }
@@ -29,11 +30,12 @@ async fn only_operators(State(token): State<Arc<Option<Secret>>>, request: Reque
     match &*token {
         Some(token) if has(headers, token) => next.run(request).await,
         Some(_) => {
-            let hint = "the admin port needs `Authorization: Bearer <admin-token>`\n";
-            (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], hint).into_response()
+            let problem = Problem::new(StatusCode::UNAUTHORIZED, "this needs `Authorization: Bearer <admin-token>`");
+            ([(header::WWW_AUTHENTICATE, "Bearer")], problem).into_response()
         }
         None if is_of_a_page(headers) => {
-            (StatusCode::FORBIDDEN, "the admin port is not for web pages; set an admin-token-file\n").into_response()
+            let detail = "the admin port is not for web pages; set an admin-token-file";
+            Problem::new(StatusCode::FORBIDDEN, detail).into_response()
         }
         None => next.run(request).await,
     }

@@ -325,6 +325,8 @@ fn without_the_token_there_is_nothing_to_see_and_the_public_port_knows_none_of_i
     by_config.env("RIALTO__ADMIN_LISTEN", town.admin.strip_prefix("http://").unwrap());
     assert_eq!(shown(&by_config.output().unwrap(), &replace), "exit 0\nno dead entries\n---\n");
 
+    let (status, problem) = wait(get(&http(), format!("{}/admin/v1/queues", town.admin)));
+    assert_eq!((status, &problem["status"], &problem["title"]), (401, &401.into(), &"Unauthorized".into()));
     for path in ["/admin/v1/queues", "/admin/v1/dead", "/metrics"] {
         let url = format!("{}{path}", town.dev.url);
         let asked = async { http().get(url).bearer_auth("0123456789abcdef0").send().await.unwrap().status() };
