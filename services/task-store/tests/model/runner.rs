@@ -115,9 +115,10 @@ impl Hands {
             let fence = |reply: &BeginReply| reply.turn.as_ref().map(|turn| turn.fence);
             let (first, second) = (fence(first), second.as_ref().map(fence));
             let ledger = self.world.sim.ledger();
-            let over = first.is_none_or(|fence| !ledger.runs(&run.task_id, &run.turn_id, fence))
-                || !ledger.owns(&claim.consumer, claim.entry.parse().expect("an entry"));
-            second == Ok(first) || over && second == Ok(None)
+            let over = first.is_none_or(|fence| !ledger.runs(&run.task_id, &run.turn_id, fence));
+            // Once the entry is gone, it does not matter what becomes of the turn that had begun.
+            let lost = !ledger.owns(&claim.consumer, claim.entry.parse().expect("an entry"));
+            second == Ok(first) || over && second == Ok(None) || lost && second.is_ok()
         };
         self.world.insist(self.who, &what, call, again).await.expect("begins").turn
     }
@@ -218,7 +219,13 @@ impl Hands {
             async move { service.finish(Request::new(request)).await.inspect(|it| pen.wrote(it.get_ref().outcome())) }
         };
         let again = |first: &FinishReply, second: &Result<FinishReply, _>| {
-            first.outcome() != Answer::Ok || second.as_ref().is_ok_and(|second| second.outcome() == Answer::Ok)
+            // A turn that has asked for something may be canceled after that.
+            let canceled = || self.world.sim.ledger().task(&held.task_id).is_some_and(|it| it.0 == TaskState::Canceled);
+            match second.as_ref().map(FinishReply::outcome) {
+                Ok(Answer::Ok) => true,
+                Ok(Answer::Canceled) => first.outcome() == Answer::Canceled || canceled(),
+                _ => first.outcome() != Answer::Ok,
+            }
         };
         self.world.insist(self.who, &what, call, again).await.expect("finishes").outcome()
     }
