@@ -21,7 +21,8 @@ impl Identity {
     /// One line that says which of them is of no use.
     pub fn new(cert: &str, key: &str, ca: &str) -> Result<Self, String> {
         let chain = certificates("cert", cert)?;
-        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| format!("key: {error}"))?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
+            .map_err(|_| "key: it holds no private key in PEM".to_owned())?;
         let mut roots = RootCertStore::empty();
         for root in certificates("ca", ca)? {
             roots.add(root).map_err(|error| format!("ca: {error}"))?;

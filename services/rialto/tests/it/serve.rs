@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use rialto_testkit::{cluster::Cluster, redis::Options};
+use rialto_testkit::{certificates::Authority, cluster::Cluster, redis::Options};
+use serde_json::json;
 
 use crate::{
     process::{run, shown},
@@ -83,6 +84,23 @@ async fn a_store_that_was_installed_otherwise_is_one_clear_line() {
         refused_redis(folder.path(), &server.url(), ""),
         @"error: the store has layout 9 and this version of rialto works with 1; use the version that made it"
     );
+}
+
+#[test]
+fn certificates_of_no_use_are_one_clear_line() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new().unwrap());
+    let (cert, key) = authority.issue(&["task-store"]).unwrap();
+    let (_, other_key) = authority.issue(&["task-store"]).unwrap();
+    let refused = |cert: &str, key: &str, ca: &str| {
+        let tls = json!({"cert": cert, "key": key, "ca": ca});
+        let yaml = json!({"store": "redis", "services": {"task-store": ["https://task-store:1"], "tls": tls}});
+        refused(folder.path(), &["task-store"], &yaml.to_string())
+    };
+    insta::assert_snapshot!(refused("x", &key, authority.pem()), @"error: services.tls: cert: it holds no certificate in PEM");
+    insta::assert_snapshot!(refused(&cert, &key, ""), @"error: services.tls: ca: it holds no certificate in PEM");
+    insta::assert_snapshot!(refused(&cert, "x", authority.pem()), @"error: services.tls: key: it holds no private key in PEM");
+    let text = refused(&cert, &other_key, authority.pem());
+    assert!(text.starts_with("error: services.tls: cert and key: "), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
