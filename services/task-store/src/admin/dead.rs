@@ -81,7 +81,7 @@ struct Found {
 }
 
 impl Found {
-    fn read(id: DeadId, entry: Entry) -> Self {
+    fn read(id: DeadId, entry: &Entry) -> Self {
         let bytes = entry.payload.len();
         let dead = DeadEntry::decode(&entry.payload);
         let run = dead.as_ref().and_then(|dead| RunEntry::decode(dead.payload.clone()).ok()).and_then(|run| {
@@ -268,7 +268,7 @@ impl Inner {
             }
             let Some(entry) = lane.ready.pop_front() else { break };
             reply.next = format!("{}-{}", entry.id, lane.shard);
-            let found = Found::read(DeadId { shard: lane.shard, id: entry.id }, entry);
+            let found = Found::read(DeadId { shard: lane.shard, id: entry.id }, &entry);
             if request.agent.is_empty() || found.agent() == request.agent {
                 reply.entries.push(found.describe(now));
             }
@@ -308,7 +308,7 @@ impl Inner {
         let limit = ReadLimit { entries: 1, ..READ };
         let read = self.store.engine.read(id.shard, DEAD, before(id.id), limit).await;
         let read = read.map_err(|error| failed(&error))?.into_iter().find(|entry| entry.id == id.id);
-        Ok(read.map(|entry| Found::read(id, entry)))
+        Ok(read.map(|entry| Found::read(id, &entry)))
     }
 
     async fn outlook(&self, found: &Found) -> Result<Outlook, Error> {
@@ -438,7 +438,7 @@ impl Inner {
                 let Some(last) = read.last().map(|last| last.id).filter(|_| read[0].id.0 <= until) else { break };
                 after = last;
                 let wanted = read.into_iter().filter(|entry| entry.id.0 <= until);
-                let found = wanted.map(|entry| Found::read(DeadId { shard, id: entry.id }, entry));
+                let found = wanted.map(|entry| Found::read(DeadId { shard, id: entry.id }, &entry));
                 let found = found.filter(|found| request.agent.is_empty() || found.agent() == request.agent);
                 let ids: Vec<EntryId> = found.map(|found| found.id.id).collect();
                 if ids.is_empty() {

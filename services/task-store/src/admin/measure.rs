@@ -91,6 +91,6 @@ fn register(figures: &Arc<Figures>) {
         let figures = Arc::clone(figures);
         let gauge = meter.u64_observable_gauge(name).with_unit(unit).with_description(description);
         // The provider keeps it.
-        drop(gauge.with_callback(move |to| figures.each(tell, to)).build());
+        let _gauge = gauge.with_callback(move |to| figures.each(tell, to)).build();
     }
 }
