@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "real processes live by the wall clock")]
 
 mod admin;
+mod again;
 mod cluster;
 mod config;
 mod cuts;
