@@ -33,6 +33,9 @@ use crate::{
 /// Entries that one read of a shard returns, and bytes.
 const READ: ReadLimit = ReadLimit { entries: 64, bytes: 256 << 10 };
 
+/// Bytes of entries after which a page ends early: ids of messages are strangers' text.
+const PAGE_BYTES: usize = 4 << 20;
+
 /// Entries that one call drops.
 const DROPPED: usize = 1000;
 
@@ -255,7 +258,7 @@ impl Inner {
                 Lane { shard, after, ready: VecDeque::new(), ended: false }
             })
             .collect();
-        let mut reply = ListDeadReply::default();
+        let (mut reply, mut bytes) = (ListDeadReply::default(), 0);
         for look in 0.. {
             try_join_all(lanes.iter_mut().map(|lane| lane.fill(&self.store))).await?;
             let next = lanes.iter_mut().filter(|lane| !lane.ready.is_empty()).min_by_key(|lane| lane.ready[0].id);
@@ -263,10 +266,11 @@ impl Inner {
                 reply.next.clear();
                 break;
             };
-            if look == MAX_LOOKS || reply.entries.len() == limit {
+            if look == MAX_LOOKS || reply.entries.len() == limit || bytes > PAGE_BYTES {
                 break;
             }
             let Some(entry) = lane.ready.pop_front() else { break };
+            bytes += entry.payload.len();
             reply.next = format!("{}-{}", entry.id, lane.shard);
             let found = Found::read(DeadId { shard: lane.shard, id: entry.id }, &entry);
             if request.agent.is_empty() || found.agent() == request.agent {

@@ -338,6 +338,37 @@ async fn ten_thousand_dead_entries_come_in_pages_and_go_in_bounded_steps() {
 }
 
 #[tokio::test]
+async fn large_dead_entries_make_short_pages() {
+    let world = World::new();
+    for _ in 0..12 {
+        let entry = worker::DeadEntry {
+            stream: format!("runs:{AGENT}"),
+            id: "1-1".parse().expect("an id"),
+            tag: 0,
+            payload: vec![b'x'; 1 << 20].into(),
+            deliveries: 1,
+            reason: "r".repeat(100_000),
+            at: world.engine.now(),
+        };
+        let payload = entry.encode().into();
+        let op = Op::Append { stream: worker::DEAD.into(), at: At::Next, tag: 0, payload, into: None };
+        world.engine.commit(Batch { shard: 1, ops: vec![op], ..Batch::default() }).await.expect("commits");
+    }
+    let (mut found, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = dead(&world, |list| (list.limit, list.after) = (500, after)).await;
+        assert!(page.entries.len() < 6, "{}", page.entries.len());
+        found.extend(page.entries);
+        after = page.next;
+        if after.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 12);
+    assert!(found.iter().all(|entry| entry.bytes == 1 << 20 && entry.reason.len() < 10_000), "cut for people");
+}
+
+#[tokio::test]
 async fn stuck_tasks_say_what_they_wait_for() {
     let world = World::new();
     let waits = async |id: &str| facts(&world, id, false).await.expect("it is there").waits_for;
