@@ -1,6 +1,13 @@
 //! Clients that send, follow and resume, whatever happens, and write down what they saw.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{StreamExt as _, stream};
 use reqwest::Client;
@@ -15,12 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     dice::Dice,
-    ledger::{Entry, Ledger, Rules, Stream},
+    ledger::{Entry, Ledger, Rules, Stream, is_over},
     wire::{Binding, Events, Trouble, Wire, http},
 };
 
 /// How long a message may take, faults and all.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What is out of anybody's patience by then hangs.
+const SPARE: Duration = Duration::from_secs(30);
 
 /// Pause before the next try.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -60,15 +70,17 @@ pub(crate) struct Traffic {
     callers: JoinSet<Vec<Entry>>,
     stop: CancellationToken,
     moments: broadcast::Sender<Moment>,
+    refused: Arc<AtomicBool>,
     http: Client,
     gateways: Arc<[String]>,
+    since: Instant,
 }
 
 impl Traffic {
     /// Starts clients of these gateways.
     pub(crate) fn start(gateways: impl IntoIterator<Item = String>, load: Load, dice: &Dice) -> Self {
         let (gateways, http): (Arc<[_]>, _) = (gateways.into_iter().collect(), http());
-        let (stop, moments) = (CancellationToken::new(), broadcast::Sender::new(64));
+        let (stop, moments, refused) = (CancellationToken::new(), broadcast::Sender::new(64), Arc::default());
         let mut callers = JoinSet::new();
         for name in 0..load.callers {
             let caller = Caller {
@@ -78,10 +90,11 @@ impl Traffic {
                 dice: dice.split(),
                 load,
                 moments: moments.clone(),
+                refused: Arc::clone(&refused),
             };
             callers.spawn(caller.work(stop.clone()));
         }
-        Self { callers, stop, moments, http, gateways }
+        Self { callers, stop, moments, refused, http, gateways, since: Instant::now() }
     }
 
     /// Waits until some client does or sees this; not for long.
@@ -97,6 +110,11 @@ impl Traffic {
             }
         };
         drop(timeout(Duration::from_millis(300), seen).await);
+    }
+
+    /// Whether any send was refused for now.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Lets everybody finish what they sent, and closes the books.
@@ -120,15 +138,13 @@ impl Traffic {
             entries.extend(done.unwrap());
         }
         let until = Instant::now() + PATIENCE;
-        let unanswered = entries.iter().any(|entry| entry.task.is_none());
         let lists = loop {
             let mut lists = Vec::new();
             for gateway in &*self.gateways {
                 lists.push(self.lists(gateway).await);
             }
-            // Nobody follows what was accepted and not answered.
-            let over = |task: &Value| task["status"]["state"] == "TASK_STATE_COMPLETED";
-            if !unanswered || lists.iter().flatten().all(over) || Instant::now() >= until {
+            // Not everything has somebody who follows it.
+            if lists.iter().flatten().all(is_over) || Instant::now() >= until {
                 break lists;
             }
             sleep(PAUSE).await;
@@ -136,7 +152,7 @@ impl Traffic {
         let ids = entries.iter().filter_map(|entry| Some((entry.mount, entry.task.clone()?)));
         let tasks: HashMap<_, _> =
             stream::iter(ids.map(|(mount, id)| self.shown(mount, id))).buffer_unordered(16).collect().await;
-        Ledger::close(entries, &lists, &tasks, counted, rules)
+        Ledger::close(entries, &lists, &tasks, counted, rules).after(self.since.elapsed())
     }
 
     async fn lists(&self, gateway: &str) -> Vec<Value> {
@@ -160,7 +176,7 @@ impl Traffic {
 }
 
 /// Asks until there is an answer or a refusal.
-async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Trouble>) -> Result<T, String> {
+pub(crate) async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Trouble>) -> Result<T, String> {
     let until = Instant::now() + PATIENCE;
     loop {
         match ask().await {
@@ -195,6 +211,7 @@ struct Caller {
     dice: Dice,
     load: Load,
     moments: broadcast::Sender<Moment>,
+    refused: Arc<AtomicBool>,
 }
 
 impl Caller {
@@ -202,7 +219,7 @@ impl Caller {
         let mut entries = Vec::new();
         while !stop.is_cancelled() {
             let mut entry = self.write(entries.len());
-            if timeout(PATIENCE * 2, self.deliver(&mut entry)).await.is_err() {
+            if timeout(PATIENCE + SPARE, self.deliver(&mut entry)).await.is_err() {
                 entry.faults.push("never came to an end".to_owned());
             }
             if entry.task.is_none() {
@@ -230,7 +247,9 @@ impl Caller {
             steps,
             expected,
             sends: 0,
+            refused: 0,
             task: None,
+            answered: None,
             ended: None,
             stream: Stream::default(),
             resumed: 0,
@@ -275,6 +294,10 @@ impl Caller {
 
     /// Whether another try of an unanswered send is in order.
     async fn again(&self, entry: &mut Entry, trouble: Trouble, since: Instant) -> bool {
+        if matches!(trouble, Trouble::Busy(_)) {
+            entry.refused += 1;
+            self.refused.store(true, Ordering::Relaxed);
+        }
         match trouble {
             Trouble::Refused(why) => {
                 entry.faults.push(format!("refused: {why}"));

@@ -18,7 +18,7 @@ pub(crate) fn cluster() -> Builder {
     Cluster::builder(env!("CARGO_BIN_EXE_rialto")).config(AGENTS).runners(3)
 }
 
-fn gateways(cluster: &Cluster) -> impl Iterator<Item = String> {
+pub(crate) fn gateways(cluster: &Cluster) -> impl Iterator<Item = String> {
     cluster.gateways.iter().map(Process::url)
 }
 
@@ -65,12 +65,12 @@ pub(crate) async fn freeze(seed: u64, rounds: u64) -> Ledger {
         traffic.moment(*dice.pick(&MOMENTS)).await;
         sleep(dice.millis(6)).await;
         victim.pause();
-        sleep(Duration::from_millis(dice.of(1200..3000))).await;
+        sleep(Duration::from_millis(dice.of(1200..4000))).await;
         victim.resume();
         sleep(dice.millis(300)).await;
     }
     // An agent goes on working while its runner stands still.
-    traffic.end(&cluster, &Rules { blind: Duration::from_secs(4), ..Rules::default() }).await
+    traffic.end(&cluster, &Rules { blind: Duration::from_secs(5), ..Rules::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

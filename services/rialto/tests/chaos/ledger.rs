@@ -26,8 +26,11 @@ pub(crate) struct Entry {
     /// What the task's artifact must hold at the end.
     pub(crate) expected: String,
     pub(crate) sends: u32,
+    /// How many of them were refused for now.
+    pub(crate) refused: u32,
     /// The task, when the message was answered.
     pub(crate) task: Option<String>,
+    pub(crate) answered: Option<Instant>,
     /// The terminal state that was seen, and when.
     pub(crate) ended: Option<(String, Instant)>,
     pub(crate) stream: Stream,
@@ -47,7 +50,8 @@ impl Entry {
         let id = task["id"].as_str().unwrap_or_default();
         match &self.task {
             Some(known) if known != id => self.faults.push(format!("answered as {known}, then as {id}")),
-            _ => self.task = Some(id.to_owned()),
+            Some(_) => {}
+            None => (self.task, self.answered) = (Some(id.to_owned()), Some(Instant::now())),
         }
         let state = state(task);
         match &self.ended {
@@ -106,6 +110,11 @@ pub(crate) struct Stream {
     work: String,
 }
 
+/// Whether a task has ended.
+pub(crate) fn is_over(task: &Value) -> bool {
+    TERMINAL.contains(&state(task))
+}
+
 /// `COMPLETED`.
 fn state(holder: &Value) -> &str {
     let state = holder["status"]["state"].as_str().unwrap_or_default();
@@ -132,13 +141,14 @@ pub(crate) struct Rules {
     pub(crate) most_attempts: u64,
     /// Longest time between two steps of a turn.
     pub(crate) longest_gap: Duration,
-    /// Time in which answers may be lost, and tasks run again, if the store itself may lose them.
-    pub(crate) lossy: Option<(Instant, Instant)>,
+    /// Times from which the store itself may have lost what it was told, each until it served again. What was
+    /// answered then may be gone, what ran then may be seen to run again.
+    pub(crate) lossy: Vec<(Instant, Instant)>,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { blind: Duration::from_secs(1), most_attempts: u64::MAX, longest_gap: Duration::MAX, lossy: None }
+        Self { blind: Duration::from_secs(1), most_attempts: u64::MAX, longest_gap: Duration::MAX, lossy: Vec::new() }
     }
 }
 
@@ -149,7 +159,7 @@ pub(crate) struct Ledger {
     pub(crate) answered: usize,
     pub(crate) completed: usize,
     pub(crate) failed: usize,
-    /// Sent, never answered, not repeated.
+    /// Sent, again and again, and never answered.
     unanswered: usize,
     /// Of these, how many were accepted all the same.
     accepted: usize,
@@ -162,7 +172,14 @@ pub(crate) struct Ledger {
     steps: usize,
     pub(crate) repeated_steps: usize,
     resumed: usize,
+    /// Sends that were refused for now.
+    pub(crate) refused: usize,
+    /// Messages whose clients saw more than one course of events, because the store lost the first.
+    disturbed: usize,
+    took: Duration,
     faults: Vec<String>,
+    /// Faults of those.
+    forgiven: Vec<String>,
 }
 
 impl AddAssign for Ledger {
@@ -181,10 +198,14 @@ impl AddAssign for Ledger {
             (&mut self.steps, other.steps),
             (&mut self.repeated_steps, other.repeated_steps),
             (&mut self.resumed, other.resumed),
+            (&mut self.refused, other.refused),
+            (&mut self.disturbed, other.disturbed),
         ] {
             *sum += one;
         }
+        self.took += other.took;
         self.faults.extend(other.faults);
+        self.forgiven.extend(other.forgiven);
     }
 }
 
@@ -193,8 +214,10 @@ impl fmt::Display for Ledger {
         let Self { sent, answered, completed, failed, unanswered, accepted, lost, lost_by_store, .. } = self;
         write!(f, "sent {sent}, answered {answered}, completed {completed}, failed {failed}")?;
         write!(f, ", unanswered {unanswered} (accepted {accepted}), lost {lost}, lost by the store {lost_by_store}")?;
-        let Self { duplicated, steps, repeated_steps, resumed, .. } = self;
+        let Self { duplicated, steps, repeated_steps, resumed, refused, disturbed, .. } = self;
         write!(f, ", duplicated {duplicated}, steps {steps} (repeated {repeated_steps}), resumed streams {resumed}")?;
+        write!(f, ", sends refused for now {refused}, disturbed by the store {disturbed}; {} s", self.took.as_secs())?;
+        self.forgiven.iter().take(20).try_for_each(|fault| write!(f, "\n  forgiven: {fault}"))?;
         self.faults.iter().take(40).try_for_each(|fault| write!(f, "\n  fault: {fault}"))
     }
 }
@@ -206,6 +229,10 @@ impl Ledger {
             && self.lost == 0
             && self.duplicated == 0
             && self.completed + self.lost_by_store == self.answered + self.accepted
+    }
+
+    pub(crate) fn after(self, took: Duration) -> Self {
+        Self { took, ..self }
     }
 
     /// Prints it.
@@ -243,6 +270,7 @@ impl Ledger {
         rules: &Rules,
     ) {
         self.resumed += entry.resumed as usize;
+        self.refused += entry.refused as usize;
         let mut faults = std::mem::take(&mut entry.faults);
         let listed: Vec<&Vec<&Value>> = lists.iter().filter_map(|list| list.get(entry.key.as_str())).collect();
         let ids: BTreeSet<_> = listed.iter().flat_map(|list| list.iter()).filter_map(|it| it["id"].as_str()).collect();
@@ -250,12 +278,16 @@ impl Ledger {
             faults.push(format!("{} tasks of one message: {ids:?}", ids.len()));
             self.duplicated += 1;
         }
-        // What the store may have lost with what it was told last.
-        let forgiven = |entry: &Entry| match (rules.lossy, &entry.ended) {
-            (Some((from, to)), Some((_, at))) => (from..to).contains(at),
-            (lossy, None) => lossy.is_some(),
-            (None, _) => false,
-        };
+        let lossy = |at: Instant| rules.lossy.iter().any(|(from, to)| (*from..*to).contains(&at));
+        let may_be_gone = entry.answered.is_some_and(lossy);
+        let disturbed = rules.lossy.iter().any(|(from, to)| {
+            entry.answered.is_none_or(|at| at < *to) && entry.ended.as_ref().is_none_or(|(_, at)| at >= from)
+        });
+        if disturbed && !faults.is_empty() {
+            self.disturbed += 1;
+            let forgiven = std::mem::take(&mut faults).into_iter();
+            self.forgiven.extend(forgiven.map(|fault| format!("{} ({}): {fault}", entry.key, entry.text)));
+        }
         match &entry.task {
             Some(task) => {
                 self.answered += 1;
@@ -273,11 +305,11 @@ impl Ledger {
                         if let Some(wrong) = shown.iter().flatten().find(|it| artifact(it) != entry.expected) {
                             faults.push(format!("made {:?}", artifact(wrong)));
                         }
-                        if !forgiven(&entry) && (listed.len() < lists.len() || !ids.contains(task.as_str())) {
+                        if listed.len() < lists.len() || !ids.contains(task.as_str()) {
                             faults.push(format!("not in every list, only in {}: {ids:?}", listed.len()));
                         }
                     }
-                    _ if forgiven(&entry) => self.lost_by_store += 1,
+                    ["gone"] if may_be_gone => self.lost_by_store += 1,
                     _ => {
                         self.lost += 1;
                         faults.push(format!("seen as {seen:?}, now {states:?}"));
@@ -300,10 +332,10 @@ impl Ledger {
             let steps = Steps::of(&counted(&entry.key));
             self.steps += steps.done;
             self.repeated_steps += steps.repeated;
-            if !forgiven(&entry) {
+            if !disturbed {
                 self.duplicated += steps.faults(rules, &mut faults);
             }
-            if entry.is_ended() && steps.distinct != entry.steps {
+            if !disturbed && entry.is_ended() && steps.distinct != entry.steps {
                 faults.push(format!("{} of {} steps were done", steps.distinct, entry.steps));
             }
         }

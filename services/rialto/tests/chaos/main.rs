@@ -9,6 +9,11 @@
 
 mod caller;
 mod dice;
+mod embedded;
 mod kills;
 mod ledger;
+mod long;
+mod network;
+mod redis;
+mod scale;
 mod wire;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
 /// Silence on a stream after which it is given up; gateways break it every half a second.
-const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Binding {
@@ -39,11 +39,19 @@ pub(crate) struct Wire {
     binding: Binding,
 }
 
-pub(crate) fn http() -> Client {
+fn builder() -> ClientBuilder {
     // Already there if another test was quicker.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-    let http = Client::builder().no_proxy().tls_certs_only([]).connect_timeout(SILENCE).read_timeout(SILENCE * 5);
-    http.build().unwrap()
+    Client::builder().no_proxy().tls_certs_only([]).connect_timeout(SILENCE).read_timeout(SILENCE * 2)
+}
+
+pub(crate) fn http() -> Client {
+    builder().build().unwrap()
+}
+
+/// Everything over one connection.
+pub(crate) fn http2() -> Client {
+    builder().http2_prior_knowledge().build().unwrap()
 }
 
 impl Wire {
@@ -100,6 +108,14 @@ impl Wire {
         self.answer(match self.binding {
             Binding::JsonRpc => self.rpc("GetTask", &json!({"id": task})),
             Binding::Rest => self.get(&format!("/tasks/{task}")),
+        })
+        .await
+    }
+
+    pub(crate) async fn cancel(&self, task: &str) -> Result<Value, Trouble> {
+        self.answer(match self.binding {
+            Binding::JsonRpc => self.rpc("CancelTask", &json!({"id": task})),
+            Binding::Rest => self.post(&format!("/tasks/{task}:cancel"), &json!({})),
         })
         .await
     }
