@@ -244,7 +244,7 @@ impl Session {
     async fn run(&self, command: AdminCommand) -> Result<ExitCode, Stop> {
         match command {
             AdminCommand::Queues { watch: false, .. } => {
-                self.queues().await?;
+                self.queues(false).await?;
                 Ok(ExitCode::SUCCESS)
             }
             AdminCommand::Queues { watch: true, every } => self.watch(every).await,
@@ -274,8 +274,13 @@ impl Session {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn queues(&self) -> Result<ExitCode, Stop> {
+    /// Prints the queues, on a screen of their own or after what was printed before.
+    async fn queues(&self, screen: bool) -> Result<ExitCode, Stop> {
         let reply: QueuesReply = self.client.get(&["queues"], &[]).await?;
+        if screen {
+            // Home, and everything after it goes.
+            output::text("\u{1b}[H\u{1b}[J")?;
+        }
         self.print(&reply, || show::queues(&reply.queues))
     }
 
@@ -289,11 +294,7 @@ impl Session {
                 if round > 0 {
                     sleep(every).await;
                 }
-                if screen {
-                    // Home, and everything after it goes.
-                    output::text("\u{1b}[H\u{1b}[J")?;
-                }
-                match self.queues().await {
+                match self.queues(screen).await {
                     Err(Stop::Failed(Failure::Unusable(problem))) if round > 0 => {
                         output::complain(&output::harmless(&problem));
                     }
