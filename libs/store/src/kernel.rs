@@ -435,6 +435,13 @@ impl Notices {
         Self { losses: Some(losses), ..self }
     }
 
+    /// Changes when notices may have been lost outside of this process: the connection to the store broke, and
+    /// behind it may be another server now, which does not know what this one was told last.
+    #[must_use]
+    pub fn cuts(&self) -> u64 {
+        self.losses.as_ref().map_or(0, |losses| *losses.borrow())
+    }
+
     /// The next notice; `None` means that some may have been lost: look again. Cancel-safe. Never ends while
     /// the engine lives; after that it is pending for ever.
     pub async fn recv(&mut self) -> Option<Notice> {

@@ -57,7 +57,7 @@ pub(crate) fn start(store: &Arc<Store>, rules: &Rules, pace: Pace, stop: &Cancel
 async fn listen(store: &Store, shard: Shard) {
     loop {
         match store.engine.listen(shard, keys::EVENTS).await {
-            Ok(notices) => store.tails.listen(shard, notices).await,
+            Ok(notices) => store.tails.listen(shard, notices, || store.forget_all()).await,
             Err(error) => {
                 debug!(%error, shard, "cannot listen");
                 sleep(Duration::from_secs(1)).await;

@@ -61,6 +61,12 @@ impl<T> Cache<T> {
         generations.old.remove(key);
     }
 
+    pub(crate) fn clear(&self) {
+        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        generations.young.clear();
+        generations.old.clear();
+    }
+
     fn insert(&self, generations: &mut Generations<T>, key: String, held: Held<T>, at: Instant) {
         if generations.young.len() >= self.half {
             generations.old = std::mem::take(&mut generations.young);
@@ -98,5 +104,9 @@ mod tests {
         assert_eq!(cache.get("k").map(|held| held.version), Some(2));
         cache.forget("k");
         assert!(cache.get("k").is_none());
+        cache.put("k", held(2));
+        cache.clear();
+        cache.put("k", held(1));
+        assert_eq!(cache.get("k").map(|held| held.version), Some(1));
     }
 }

@@ -29,8 +29,9 @@ const TRIES: usize = 64;
 /// minute after its last use, so what is younger than this cannot be mistaken for its successor.
 const CONTEXT_AGE: Duration = Duration::from_secs(20);
 
-/// A task that has ended is read from the cache; that it was deleted shows after this at the latest.
-const HEAD_AGE: Duration = Duration::from_secs(60);
+/// A task that has ended is read from the cache; that it was deleted, or lost by the store, shows after this at
+/// the latest.
+const HEAD_AGE: Duration = Duration::from_secs(10);
 
 /// Log entries that one read returns.
 const BATCH: ReadLimit = ReadLimit { entries: 512, bytes: 1 << 20 };
@@ -86,6 +87,13 @@ impl Store {
             contexts: Cache::new(cached, Some(CONTEXT_AGE)),
             tails: Tails::new(shards),
         }
+    }
+
+    /// Believes nothing that was read before: behind a new connection may be a store that lost its newest writes,
+    /// and will use their versions again.
+    pub(crate) fn forget_all(&self) {
+        self.heads.clear();
+        self.contexts.clear();
     }
 
     /// Lets an operation decide until its change fits what is stored. An answer that writes nothing is only given

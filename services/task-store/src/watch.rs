@@ -97,8 +97,9 @@ impl Tails {
         }
     }
 
-    /// Passes the notices of a shard on, for ever.
-    pub(crate) async fn listen(&self, shard: Shard, mut notices: Notices) {
+    /// Passes the notices of a shard on, for ever. Says when there was a cut between here and the store.
+    pub(crate) async fn listen(&self, shard: Shard, mut notices: Notices, cut: impl Fn()) {
+        let mut cuts = notices.cuts();
         let all = |tails: &Self| -> Vec<_> {
             lock(&tails.map)
                 .iter()
@@ -112,6 +113,9 @@ impl Tails {
         all(self).iter().for_each(|tail| tail.doubt());
         loop {
             let Some(notice) = notices.recv().await else {
+                if std::mem::replace(&mut cuts, notices.cuts()) != notices.cuts() {
+                    cut();
+                }
                 all(self).iter().for_each(|tail| tail.doubt());
                 continue;
             };
@@ -401,6 +405,9 @@ impl Follow {
             let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
             if error.kind != Kind::Unavailable || stop.is_cancelled() || Instant::now() >= until {
                 self.over = true;
+                // To whoever has just sent it, a task that is gone is a store that failed: the send may be repeated.
+                let lost = error.kind == Kind::TaskNotFound && self.until != Until::Task;
+                let error = if lost { Error::unavailable() } else { error };
                 return Some(Err(error.to_status()));
             }
             sleep(delays.next().unwrap_or(Duration::from_millis(800))).await;
