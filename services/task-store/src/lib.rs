@@ -58,7 +58,7 @@ impl Default for Options {
         Self {
             fold_after: Duration::from_secs(600),
             cancel_grace: Duration::from_secs(10),
-            due_period: Duration::from_secs(1),
+            due_period: Duration::from_secs(2),
             sweep_period: Duration::from_secs(10),
             min_context_idle: Duration::from_secs(60),
             keep_names: Duration::from_secs(24 * 3600),

@@ -17,7 +17,7 @@ use crate::{Error, Shard};
 const LAYOUT: u32 = 1;
 
 /// Between two looks whether the note is still there.
-const PACE: Duration = Duration::from_secs(3);
+const PACE: Duration = Duration::from_secs(5);
 
 /// Loads the functions, notes what the store is installed with if nobody did yet, and answers the number of shards
 /// that is noted.

@@ -21,8 +21,10 @@ use uuid::Uuid;
 
 /// Whoever needs longer cannot serve.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks at the store, for those who watch the health of task-store.
+/// Between two looks at a store or a task-store that is away.
 const PACE: Duration = Duration::from_secs(1);
+/// Between two looks at a store that answers, for those who watch the health of task-store.
+const CALM: Duration = Duration::from_secs(2);
 
 /// What a process needs in order to serve.
 #[derive(Clone, Debug)]
@@ -121,12 +123,10 @@ async fn check_task_store(tasks: TaskStoreClient) -> Result<(), &'static str> {
         }
     };
     // Of the first it takes a look at the store to say so, of the second none.
-    if knows_no_task(Uuid::nil().to_string()).await {
-        Ok(())
-    } else if knows_no_task("readyz".to_owned()).await {
-        Err(STORE_AWAY)
-    } else {
-        Err("not reachable")
+    match tokio::join!(knows_no_task(Uuid::nil().to_string()), knows_no_task("readyz".to_owned())) {
+        (true, _) => Ok(()),
+        (false, true) => Err(STORE_AWAY),
+        (false, false) => Err("not reachable"),
     }
 }
 
@@ -169,7 +169,7 @@ pub(super) async fn report(engine: Arc<dyn Engine>, reporter: HealthReporter, st
                     }
                 }
             }
-            sleep(PACE).await;
+            sleep(if serving == Some(true) { CALM } else { PACE }).await;
         }
     };
     stop.run_until_cancelled(watching).await;
