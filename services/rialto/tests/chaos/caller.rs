@@ -188,8 +188,12 @@ pub(crate) async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Trouble>) -> R
     }
 }
 
-/// Where agents are: the scripted one, and one that echoes.
-const MOUNTS: [&str; 2] = ["", "/echo"];
+/// Where agents are: one that does steps, one that echoes, and one that does steps and lets messages of a context wait
+/// for each other.
+const MOUNTS: [&str; 3] = ["", "/echo", "/queue"];
+
+/// Contexts that the clients of the last one share.
+const CONTEXTS: u64 = 6;
 
 /// The agents that [`Traffic`] talks to. Attempts are many, because kills are.
 pub(crate) const AGENTS: &str = "\
@@ -201,6 +205,12 @@ agents:
     max-attempts: 100
     backend: {type: command, command: [scripted_agent], persistent: true, env: {SCRIPTED_COUNTERS: $COUNTERS}}
   - {id: echo, mount: /echo, lease: 1s, max-attempts: 100, backend: echo}
+  - id: queue
+    mount: /queue
+    when-busy: queue
+    lease: 1s
+    max-attempts: 100
+    backend: {type: command, command: [scripted_agent], persistent: true, env: {SCRIPTED_COUNTERS: $COUNTERS}}
 ";
 
 /// One client.
@@ -233,16 +243,19 @@ impl Caller {
     /// A new message.
     fn write(&self, number: usize) -> Entry {
         let key = format!("m{}-{number}", self.name);
-        let (mount, steps, text, expected) = if self.dice.chance(25) {
-            (MOUNTS[1], 0, key.clone(), key.clone())
+        let mount = MOUNTS[if self.dice.chance(25) { 1 } else { 2 * usize::from(self.dice.chance(20)) }];
+        let (steps, text, expected) = if mount == MOUNTS[1] {
+            (0, key.clone(), key.clone())
         } else {
             let steps = self.dice.of(1..self.load.steps + 1);
             let expected = (1..=steps).map(|n| format!("{n}\n")).collect();
-            (MOUNTS[0], steps, format!("work:{key}:{steps}x{}", self.dice.of(0..self.load.apart + 1)), expected)
+            (steps, format!("work:{key}:{steps}x{}", self.dice.of(0..self.load.apart + 1)), expected)
         };
+        let context = (mount == MOUNTS[2]).then(|| format!("shared-{}", self.dice.of(0..CONTEXTS)));
         Entry {
             key,
             mount,
+            context,
             text,
             steps,
             expected,
@@ -288,7 +301,10 @@ impl Caller {
     }
 
     fn params(entry: &Entry, immediately: bool) -> Value {
-        let message = json!({"messageId": entry.key, "role": "ROLE_USER", "parts": [{"text": entry.text}]});
+        let mut message = json!({"messageId": entry.key, "role": "ROLE_USER", "parts": [{"text": entry.text}]});
+        if let Some(context) = &entry.context {
+            message["contextId"] = json!(context);
+        }
         json!({"message": message, "configuration": {"returnImmediately": immediately}})
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Entry {
     pub(crate) key: String,
     /// Path of the agent.
     pub(crate) mount: &'static str,
+    /// The context, if others use it too.
+    pub(crate) context: Option<String>,
     pub(crate) text: String,
     /// Steps that the agent does, each counted once; none by an agent that only echoes.
     pub(crate) steps: u64,
@@ -424,25 +426,116 @@ impl Steps {
     }
 }
 
-#[test]
-fn steps_may_be_repeated_only_where_the_journal_cannot_know() {
-    let line = |attempt: u64, n: u64, at: u64| serde_json::json!({"attempt": attempt, "n": n, "at": at});
-    let rules = Rules { blind: Duration::from_millis(500), ..Rules::default() };
-    let judged = |lines: &[Value]| {
-        let (steps, mut faults) = (Steps::of(lines), Vec::new());
-        (steps.distinct, steps.repeated, steps.faults(&rules, &mut faults), faults.len())
-    };
-    let once = [line(1, 1, 0), line(1, 2, 100), line(2, 3, 2000)];
-    assert_eq!(judged(&once), (3, 0, 0, 0));
-    let last_again = [line(1, 1, 0), line(1, 2, 900), line(2, 2, 2000), line(2, 3, 2100)];
-    assert_eq!(judged(&last_again), (3, 1, 0, 0));
-    let all_again = [line(1, 1, 0), line(1, 2, 900), line(2, 1, 2000), line(2, 2, 2100)];
-    assert_eq!(judged(&all_again), (2, 2, 1, 1));
-    let handed_back = [line(1, 1, 0), line(1, 2, 100), line(1, 2, 200), line(1, 3, 300)];
-    assert_eq!(judged(&handed_back), (3, 1, 0, 0));
-    let skipped = [line(1, 1, 0), line(2, 3, 900)];
-    assert_eq!(judged(&skipped).3, 1);
-    // Two attempts at the same time: the first one does not know yet that it has lost.
-    let zombie = [line(1, 1, 0), line(1, 2, 100), line(2, 2, 150), line(1, 3, 200), line(2, 3, 250)];
-    assert_eq!(judged(&zombie), (3, 2, 0, 0));
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn steps_may_be_repeated_only_where_the_journal_cannot_know() {
+        let line = |attempt: u64, n: u64, at: u64| json!({"attempt": attempt, "n": n, "at": at});
+        let rules = Rules { blind: Duration::from_millis(500), ..Rules::default() };
+        let judged = |lines: &[Value]| {
+            let (steps, mut faults) = (Steps::of(lines), Vec::new());
+            (steps.distinct, steps.repeated, steps.faults(&rules, &mut faults), faults.len())
+        };
+        let once = [line(1, 1, 0), line(1, 2, 100), line(2, 3, 2000)];
+        assert_eq!(judged(&once), (3, 0, 0, 0));
+        let last_again = [line(1, 1, 0), line(1, 2, 900), line(2, 2, 2000), line(2, 3, 2100)];
+        assert_eq!(judged(&last_again), (3, 1, 0, 0));
+        let all_again = [line(1, 1, 0), line(1, 2, 900), line(2, 1, 2000), line(2, 2, 2100)];
+        assert_eq!(judged(&all_again), (2, 2, 1, 1));
+        let handed_back = [line(1, 1, 0), line(1, 2, 100), line(1, 2, 200), line(1, 3, 300)];
+        assert_eq!(judged(&handed_back), (3, 1, 0, 0));
+        let skipped = [line(1, 1, 0), line(2, 3, 900)];
+        assert_eq!(judged(&skipped).3, 1);
+        // Two attempts at the same time: the first one does not know yet that it has lost.
+        let zombie = [line(1, 1, 0), line(1, 2, 100), line(2, 2, 150), line(1, 3, 200), line(2, 3, 250)];
+        assert_eq!(judged(&zombie), (3, 2, 0, 0));
+    }
+
+    fn entry() -> Entry {
+        Entry {
+            key: "m".to_owned(),
+            mount: "",
+            context: None,
+            text: "work:m:2x0".to_owned(),
+            steps: 2,
+            expected: "1\n2\n".to_owned(),
+            sends: 1,
+            refused: 0,
+            task: None,
+            answered: None,
+            ended: None,
+            stream: Stream::default(),
+            resumed: 0,
+            faults: Vec::new(),
+        }
+    }
+
+    fn task(id: &str, state: &str, text: &str) -> Value {
+        json!({"id": id, "status": {"state": format!("TASK_STATE_{state}")}, "history": [{"messageId": "m"}],
+               "artifacts": [{"parts": [{"text": text}]}]})
+    }
+
+    fn piece(text: &str, append: bool) -> Value {
+        json!({"artifactUpdate": {"append": append, "artifact": {"parts": [{"text": text}]}}})
+    }
+
+    fn completed() -> Value {
+        json!({"statusUpdate": {"status": {"state": "TASK_STATE_COMPLETED"}}})
+    }
+
+    /// Faults of a stream of these events.
+    fn heard(events: &[(u64, Value)]) -> Vec<String> {
+        let mut entry = entry();
+        entry.heard(1, &json!({"task": task("t", "SUBMITTED", "")}));
+        events.iter().for_each(|(number, event)| entry.heard(*number, event));
+        entry.faults
+    }
+
+    #[test]
+    fn a_stream_that_skips_repeats_or_goes_on_is_noticed() {
+        let [one, two, end] = [piece("1\n", false), piece("2\n", true), completed()];
+        assert_eq!(heard(&[(2, one.clone()), (3, two.clone()), (4, end.clone())]), [""; 0]);
+        // A later attempt begins anew.
+        assert_eq!(heard(&[(2, one.clone()), (3, one.clone()), (4, two.clone()), (5, end.clone())]), [""; 0]);
+        assert_eq!(heard(&[(2, one.clone()), (4, two.clone()), (5, end.clone())]).len(), 1, "skipped");
+        assert_eq!(
+            heard(&[(2, one.clone()), (2, one.clone()), (3, two.clone()), (4, end.clone())]).len(),
+            1,
+            "repeated"
+        );
+        assert_eq!(heard(&[(2, one.clone()), (3, end.clone())]).len(), 1, "incomplete");
+        assert_eq!(heard(&[(2, one), (3, two), (4, end.clone()), (5, end)]).len(), 1, "two ends");
+    }
+
+    /// The books of one message that was seen to be completed, when two gateways list and show this.
+    fn closed(lists: [Vec<Value>; 2], shown: [Option<Value>; 2]) -> Ledger {
+        let mut entry = entry();
+        entry.saw(&task("t", "COMPLETED", "1\n2\n"));
+        let counted = |_: &str| vec![json!({"attempt": 1, "n": 1, "at": 5}), json!({"attempt": 1, "n": 2, "at": 6})];
+        let tasks = HashMap::from([("t".to_owned(), shown.to_vec())]);
+        Ledger::close(vec![entry], &lists, &tasks, counted, &Rules::default())
+    }
+
+    #[test]
+    fn what_is_lost_doubled_or_different_is_noticed() {
+        let good = || task("t", "COMPLETED", "1\n2\n");
+        assert!(closed([vec![good()], vec![good()]], [Some(good()), Some(good())]).is_clean());
+        let gone = closed([vec![], vec![]], [None, None]);
+        assert!(gone.lost == 1 && !gone.is_clean(), "{gone}");
+        let disputed = closed([vec![good()], vec![]], [Some(good()), None]);
+        assert!(disputed.lost == 1, "{disputed}");
+        let working = || task("t", "WORKING", "1\n");
+        let hangs = closed([vec![working()], vec![working()]], [Some(working()), Some(working())]);
+        assert!(hangs.lost == 1, "{hangs}");
+        let twice = || vec![good(), task("u", "COMPLETED", "1\n2\n")];
+        let twice = closed([twice(), twice()], [Some(good()), Some(good())]);
+        assert!(twice.duplicated == 1 && !twice.is_clean(), "{twice}");
+        let other = || task("t", "COMPLETED", "1\n1\n2\n");
+        let other = closed([vec![other()], vec![other()]], [Some(other()), Some(other())]);
+        assert!(!other.is_clean(), "{other}");
+    }
 }
