@@ -512,30 +512,30 @@ mod tests {
     }
 
     /// The books of one message that was seen to be completed, when two gateways list and show this.
-    fn closed(lists: [Vec<Value>; 2], shown: [Option<Value>; 2]) -> Ledger {
+    fn closed(lists: &[Vec<Value>; 2], shown: &[Option<Value>; 2]) -> Ledger {
         let mut entry = entry();
         entry.saw(&task("t", "COMPLETED", "1\n2\n"));
         let counted = |_: &str| vec![json!({"attempt": 1, "n": 1, "at": 5}), json!({"attempt": 1, "n": 2, "at": 6})];
         let tasks = HashMap::from([("t".to_owned(), shown.to_vec())]);
-        Ledger::close(vec![entry], &lists, &tasks, counted, &Rules::default())
+        Ledger::close(vec![entry], lists, &tasks, counted, &Rules::default())
     }
 
     #[test]
     fn what_is_lost_doubled_or_different_is_noticed() {
         let good = || task("t", "COMPLETED", "1\n2\n");
-        assert!(closed([vec![good()], vec![good()]], [Some(good()), Some(good())]).is_clean());
-        let gone = closed([vec![], vec![]], [None, None]);
+        assert!(closed(&[vec![good()], vec![good()]], &[Some(good()), Some(good())]).is_clean());
+        let gone = closed(&[vec![], vec![]], &[None, None]);
         assert!(gone.lost == 1 && !gone.is_clean(), "{gone}");
-        let disputed = closed([vec![good()], vec![]], [Some(good()), None]);
+        let disputed = closed(&[vec![good()], vec![]], &[Some(good()), None]);
         assert!(disputed.lost == 1, "{disputed}");
         let working = || task("t", "WORKING", "1\n");
-        let hangs = closed([vec![working()], vec![working()]], [Some(working()), Some(working())]);
+        let hangs = closed(&[vec![working()], vec![working()]], &[Some(working()), Some(working())]);
         assert!(hangs.lost == 1, "{hangs}");
         let twice = || vec![good(), task("u", "COMPLETED", "1\n2\n")];
-        let twice = closed([twice(), twice()], [Some(good()), Some(good())]);
+        let twice = closed(&[twice(), twice()], &[Some(good()), Some(good())]);
         assert!(twice.duplicated == 1 && !twice.is_clean(), "{twice}");
         let other = || task("t", "COMPLETED", "1\n1\n2\n");
-        let other = closed([vec![other()], vec![other()]], [Some(other()), Some(other())]);
+        let other = closed(&[vec![other()], vec![other()]], &[Some(other()), Some(other())]);
         assert!(!other.is_clean(), "{other}");
     }
 }
