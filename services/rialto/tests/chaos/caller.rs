@@ -192,6 +192,9 @@ pub(crate) async fn patiently<T>(ask: impl AsyncFn() -> Result<T, Trouble>) -> R
 /// for each other.
 const MOUNTS: [&str; 3] = ["", "/echo", "/queue"];
 
+/// Steps of a long turn, and milliseconds between them.
+const LONG: (u64, u64) = (40, 150);
+
 /// Contexts that the clients of the last one share.
 const CONTEXTS: u64 = 6;
 
@@ -247,9 +250,13 @@ impl Caller {
         let (steps, text, expected) = if mount == MOUNTS[1] {
             (0, key.clone(), key.clone())
         } else {
-            let steps = self.dice.of(1..self.load.steps + 1);
+            // Some take long enough for their journals to matter.
+            let (steps, apart) = match self.dice.chance(8) {
+                true => LONG,
+                false => (self.dice.of(1..self.load.steps + 1), self.dice.of(0..self.load.apart + 1)),
+            };
             let expected = (1..=steps).map(|n| format!("{n}\n")).collect();
-            (steps, format!("work:{key}:{steps}x{}", self.dice.of(0..self.load.apart + 1)), expected)
+            (steps, format!("work:{key}:{steps}x{apart}"), expected)
         };
         let context = (mount == MOUNTS[2]).then(|| format!("shared-{}", self.dice.of(0..CONTEXTS)));
         Entry {

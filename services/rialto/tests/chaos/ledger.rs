@@ -150,7 +150,7 @@ pub(crate) struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { blind: Duration::from_secs(1), most_attempts: u64::MAX, longest_gap: Duration::MAX, lossy: Vec::new() }
+        Self { blind: Duration::from_secs(3), most_attempts: u64::MAX, longest_gap: Duration::MAX, lossy: Vec::new() }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 
 type Campaign = (&'static str, fn(u64) -> LocalBoxFuture<'static, Ledger>);
 
-const CAMPAIGNS: [Campaign; 12] = [
+const CAMPAIGNS: [Campaign; 13] = [
     ("kill -9 of anything", |seed| Box::pin(kills::kill(seed, 100))),
     ("frozen past the lease", |seed| Box::pin(kills::freeze(seed, 20))),
     ("rolling restart", |seed| Box::pin(kills::restart(seed, 3))),
@@ -23,6 +23,7 @@ const CAMPAIGNS: [Campaign; 12] = [
     ("frozen Redis", |seed| Box::pin(redis::freeze(seed, 1, Duration::from_secs(60)))),
     ("full memory", |seed| Box::pin(redis::full(seed, 3))),
     ("fail-over", |seed| Box::pin(redis::fail_over(seed, 4))),
+    ("moving shards", |seed| Box::pin(redis::reshard(seed, 20))),
     ("wrecked work streams", |seed| Box::pin(redis::wreck(seed, 40))),
     ("bad connections", |seed| Box::pin(network::weather(seed, 40))),
     ("kill -9 of dev", |seed| Box::pin(embedded::kill(seed, 50))),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rialto_testkit::redis::{Options, RedisServer, SentinelGroup};
+use rialto_testkit::redis::{Options, RedisCluster, RedisServer, SentinelGroup};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -171,6 +171,31 @@ async fn follows(server: &RedisServer) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_loses_at_most_what_the_replica_had_not_received() {
     fail_over(seed(), 2).await.check("fail-over");
+}
+
+/// A cluster whose shards move from node to node, with all that is in them.
+pub(crate) async fn reshard(seed: u64, rounds: u64) -> Ledger {
+    let dice = Dice::new(seed);
+    let redis = RedisCluster::start(3).await.unwrap();
+    let cluster = cluster().redis_url(redis.url()).start().await.unwrap();
+    let traffic = Traffic::start(gateways(&cluster), Load::default(), &dice);
+    // Slots of the shards 0, 1 and 15, and where they are.
+    let mut places = [(11097, 2), (15224, 2), (4362, 0)];
+    for _ in 0..rounds {
+        sleep(dice.millis(1000)).await;
+        let which = usize::try_from(dice.of(0..3)).unwrap();
+        let (slot, from) = places[which];
+        let to = (from + 1) % redis.nodes.len();
+        redis.move_slot(slot, from, to).await.unwrap();
+        places[which].1 = to;
+    }
+    sleep(Duration::from_secs(1)).await;
+    traffic.end(&cluster, &Rules { blind: Duration::from_secs(5), ..Rules::default() }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shards_that_move_from_node_to_node_lose_nothing() {
+    reshard(seed(), 6).await.check("moving shards");
 }
 
 /// Work streams that somebody deletes, trims, or robs of their group.
