@@ -50,12 +50,18 @@ async fn a_task_that_kills_its_runner_ends_and_its_neighbours_do_not() {
     let sent = world.send(Send::new("poison")).await.expect("sends");
     let behind = world.send(Send::new("next").queue().context(&sent.context_id)).await.expect("waits");
     let shard = u16::from_str_radix(&sent.id[34..], 16).expect("an id");
+    let mut last = None;
     for attempt in 1..=3 {
         let run = world.claim_after(&format!("r{attempt}"), Duration::ZERO).await.expect("an entry");
-        assert_eq!(world.begin(&run).await.expect("a turn").turn.attempt, attempt);
+        let begun = world.begin(&run).await.expect("a turn");
+        assert_eq!(begun.turn.attempt, attempt);
+        last = Some(begun);
     }
     let run = world.claim_after("r4", Duration::ZERO).await.expect("an entry");
     assert!(world.begin(&run).await.is_none());
+    let alive = last.expect("an attempt");
+    let late = world.finish(&alive, alive.turn.next_event, vec![status(S::Completed)]).await;
+    assert_eq!(late, Outcome::Fenced, "who was only slow is not told that its end counts");
     let task = world.get(&sent.id).await;
     assert_eq!((state(&task), reason(&task)), (S::Failed, "crashed".into()));
     let message = task.status.expect("a status").message.expect("a reason");

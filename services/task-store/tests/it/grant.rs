@@ -73,6 +73,26 @@ async fn a_granted_turn_goes_on_where_it_stopped_with_its_journal_and_its_key() 
 }
 
 #[tokio::test]
+async fn a_message_that_waits_for_a_granted_turn_is_not_lost() {
+    let world = World::new();
+    let sent = world.send(Send::new("pay").queue()).await.expect("sends");
+    let begun = world.next().await;
+    let other = world.send(Send::new("other").queue().context(&sent.context_id)).await.expect("waits");
+    world.send(Send::to(&sent, "more").queue()).await.expect("waits behind it");
+    world.finish(&begun, 3, vec![status(S::AuthRequired)]).await;
+    let running = world.next().await;
+    assert_eq!(running.run.run.task_id, other.id);
+    world.grant(&sent.id, |_| {}).await.expect("grants");
+    world.finish(&running, 3, vec![status(S::Completed)]).await;
+    for message in ["pay", "more"] {
+        let begun = world.next().await;
+        assert_eq!(text(begun.turn.message.as_ref().expect("a message")), message, "in the order of sending");
+        world.finish(&begun, begun.turn.next_event, vec![status(S::InputRequired)]).await;
+    }
+    assert_eq!(world.entries().await, 0);
+}
+
+#[tokio::test]
 async fn only_who_may_grants_and_only_what_waits() {
     let world = World::new();
     let (sent, _) = stopped(&world).await;

@@ -64,6 +64,22 @@ async fn a_parked_task_goes_on_after_its_log_was_folded() {
 }
 
 #[tokio::test]
+async fn a_parked_task_without_artifacts_keeps_those_that_come_later() {
+    let world = World::with(engine(2), 1, &hasty());
+    world.background();
+    let sent = world.send(Send::new("1")).await.expect("sends");
+    let begun = world.next().await;
+    world.record(&begun, 3, vec![status(S::Working); 50]).await;
+    world.finish(&begun, 53, vec![status(S::InputRequired)]).await;
+    eventually("folded", || async { folded(&world, &sent.id).await }).await;
+    world.send(Send::to(&sent, "2")).await.expect("accepts");
+    let begun = world.next().await;
+    world.record(&begun, begun.turn.next_event, vec![artifact("a", "y", false)]).await;
+    world.finish(&begun, begun.turn.next_event + 1, vec![status(S::Completed)]).await;
+    assert_eq!(parts(&world.get(&sent.id).await.artifacts[0].parts), "y");
+}
+
+#[tokio::test]
 async fn a_short_log_is_not_worth_a_second_look() {
     let world = World::with(engine(1), 1, &hasty());
     let sent = world.send(Send::new("hi")).await.expect("sends");

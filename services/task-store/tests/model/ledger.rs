@@ -14,7 +14,7 @@ use rialto_a2a::{
 use rialto_rpc::tasks::RunEntry;
 use rialto_store::{At, Batch, Claimed, Committed, EntryId, Millis, Op};
 
-use crate::stored::{Context, Head, Phase, Turn};
+use crate::stored::{Context, Folded, Head, Phase, Reservation, Sweep, Turn};
 
 /// The one work stream.
 pub(crate) const RUNS: &str = "runs:echo";
@@ -274,10 +274,10 @@ impl Ledger {
                 return Err(format!("a turn in {id} jumped the queue"));
             }
             let holder = context.holder.as_ref().map(|holder| &holder.turn);
-            if let Some(place) = before.iter().position(|turn| Some(turn) == holder) {
-                if before[..place].iter().any(|turn| now.contains(turn)) {
-                    return Err(format!("a turn in {id} was overtaken"));
-                }
+            if let Some(place) = before.iter().position(|turn| Some(turn) == holder)
+                && before[..place].iter().any(|turn| now.contains(turn))
+            {
+                return Err(format!("a turn in {id} was overtaken"));
             }
             for (turn, waiting) in before.iter().zip(&was.waiting) {
                 let task = uuid::Uuid::from_slice(&waiting.task).expect("a task").to_string();
@@ -463,6 +463,18 @@ pub(crate) fn short(batch: &Batch) -> String {
             let context = Context::decode(bytes.clone()).expect("a context");
             let held = context.holder.map(|holder| format!("{:02x?}", &holder.turn[..4]));
             Some(format!("context held by {held:?}, {} wait", context.waiting.len()))
+        }
+        Op::Put { key, bytes } if key.starts_with("a:") => {
+            let to = Folded::decode(bytes.clone()).expect("an artifact").to;
+            Some(format!("artifact up to event {to}"))
+        }
+        Op::Put { key, bytes } if key.starts_with("k:") => {
+            let reserved = Reservation::decode(bytes.clone()).expect("a reservation");
+            Some(format!("a name for turn {:02x?}", &reserved.turn[..4]))
+        }
+        Op::Put { key, bytes } if key == "sweep" => {
+            let swept = Sweep::decode(bytes.clone()).expect("a sweep");
+            Some(format!("swept at {}", swept.swept_ms))
         }
         Op::Put { key, .. } => Some(format!("put {key}")),
         Op::Append { stream, payload, .. } if stream == RUNS => {

@@ -20,6 +20,10 @@ mod schedule;
 mod sim;
 mod world;
 
+/// A quarter of the time goes by in the one of the system.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[expect(clippy::all, unreachable_pub, reason = "generated")]
 mod stored {
     include!(concat!(env!("OUT_DIR"), "/rialto.tasks.v1.stored.rs"));
@@ -31,7 +35,7 @@ use crate::{
 };
 
 /// Schedules of each kind of weather.
-const SCHEDULES: u64 = 26_000;
+const SCHEDULES: u64 = 25_500;
 
 /// Schedules within which the lack of a guard is noticed.
 const ENOUGH: u64 = 20_000;
@@ -69,6 +73,7 @@ fn everything_at_once() {
 }
 
 /// Without this guard the check fails, and with these words.
+#[expect(clippy::print_stdout, reason = "the shortest story, for those who ask for it")]
 fn is_missed(mutant: Mutant, words: &[&str]) {
     let Some(failure) = check(Weather::Storm, Some(mutant), 1..ENOUGH) else {
         panic!("nobody misses the guard {mutant:?}");

@@ -10,8 +10,8 @@ use std::{
 use bytes::Bytes;
 use prost::Message as _;
 use rialto_a2a::v1::{
-    Artifact, Part, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus, TaskStatusUpdateEvent,
-    part::Content, stream_response::Payload,
+    Artifact, Message, Part, Role, StreamResponse, TaskArtifactUpdateEvent, TaskState, TaskStatus,
+    TaskStatusUpdateEvent, part::Content, stream_response::Payload,
 };
 use rialto_rpc::tasks::{
     BeginReply, BeginRequest, Claim, FinishReply, FinishRequest, HandBackRequest, HeartbeatRequest, HeldTurn,
@@ -143,9 +143,18 @@ impl Hands {
             }
             let mut events = Vec::new();
             for _ in 0..1 + self.roll(2) {
+                // Short ones stay in the head of the task, long ones go to its log, and artifacts to their records.
+                let size = match self.roll(16) {
+                    14 => 300,
+                    15 => 3000,
+                    _ => 0,
+                };
                 events.push(match self.roll(3) {
-                    2 => status(TaskState::Working),
-                    _ => artifact(held.fence, next + events.len() as u64, std::mem::replace(&mut written, true)),
+                    2 => says(size),
+                    _ => {
+                        let append = std::mem::replace(&mut written, true);
+                        artifact(held.fence, next + events.len() as u64, size, append)
+                    }
                 });
             }
             let journal = if self.roll(3) == 2 {
@@ -322,10 +331,26 @@ fn status(state: TaskState) -> StreamResponse {
     StreamResponse { payload: Some(Payload::StatusUpdate(TaskStatusUpdateEvent { status, ..Default::default() })) }
 }
 
+/// Progress, in many words.
+fn says(size: usize) -> StreamResponse {
+    let mut event = status(TaskState::Working);
+    if let Some(Payload::StatusUpdate(update)) = &mut event.payload
+        && let Some(status) = &mut update.status
+    {
+        let parts = vec![text(" ".repeat(size))];
+        status.message = Some(Message { role: Role::Agent.into(), parts, ..Message::default() });
+    }
+    event
+}
+
 /// Text that says which attempt wrote it as which event.
-fn artifact(fence: u64, number: u64, append: bool) -> StreamResponse {
-    let part = Part { content: Some(Content::Text(format!("{fence}/{number}"))), ..Part::default() };
-    let artifact = Artifact { artifact_id: "a".into(), parts: vec![part], ..Artifact::default() };
+fn artifact(fence: u64, number: u64, size: usize, append: bool) -> StreamResponse {
+    let parts = vec![text(format!("{fence}/{number}{}", " ".repeat(size)))];
+    let artifact = Artifact { artifact_id: "a".into(), parts, ..Artifact::default() };
     let update = TaskArtifactUpdateEvent { artifact: Some(artifact), append, ..Default::default() };
     StreamResponse { payload: Some(Payload::ArtifactUpdate(update)) }
+}
+
+fn text(text: String) -> Part {
+    Part { content: Some(Content::Text(text)), ..Part::default() }
 }

@@ -88,7 +88,7 @@ async fn live(weather: Weather, world: &std::sync::Arc<World>) {
         faults: rate(matches!(weather, Weather::Lossy | Weather::Storm), [0, 24, 12, 6]),
         events: rate(matches!(weather, Weather::Deadly | Weather::Storm), [0, 16, 10, 6]),
     };
-    for n in 0..[1, 1, 2, 2, 2, 3][sim.pick(6)] {
+    for n in 0..[1, 1, 1, 2, 2, 3][sim.pick(6)] {
         let client = Client { world: std::sync::Arc::clone(world), who: Actor::Client(n) };
         world.start(client.live());
     }
