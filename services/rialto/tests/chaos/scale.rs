@@ -96,7 +96,7 @@ async fn rate(cluster: &Cluster, runners: usize, wait: u64) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twice_the_runners_do_twice_the_work() {
     // The agent waits, so that two cores are enough for four runners; a quick build needs less of a pause.
-    let wait = if cfg!(debug_assertions) { 300 } else { 50 };
+    let wait = if cfg!(debug_assertions) { 600 } else { 50 };
     let cluster = without_runners(4).await;
     let rates = [rate(&cluster, 1, wait).await, rate(&cluster, 2, wait).await, rate(&cluster, 4, wait).await];
     println!("1, 2 and 4 runners, turns of {wait} ms: {rates:.1?} turns/s");
