@@ -105,7 +105,7 @@ fn a_bad_address_is_one_clear_line() {
     insta::assert_snapshot!(shown(&run(&["dev", "--ephemeral", "--admin-listen", "0.0.0.0:1"]), &[]), @r"
         exit 2
         ---
-        error: admin-listen: 0.0.0.0:1 is reachable from other machines, which needs an admin token; this version has none, so listen on 127.0.0.1 or [::1] (--admin-listen)
+        error: admin-listen: 0.0.0.0:1 is reachable from other machines, which needs an admin-token-file (--admin-listen)
     ");
     // An address of documentation, which no machine has.
     let foreign = run(&["dev", "--ephemeral", "--admin-listen", "127.0.0.1:0", "--listen", "192.0.2.1:80"]);
