@@ -99,6 +99,11 @@ impl Rules {
         self.require(is_web_url(endpoint), "telemetry.otlp-endpoint", || {
             "must be an http or https URL such as \"http://127.0.0.1:4317\"".to_owned()
         });
+        // What is printed of a configuration shows it.
+        let names_a_user = |url: Url| !url.username().is_empty() || url.password().is_some();
+        self.require(!Url::parse(endpoint).is_ok_and(names_a_user), "telemetry.otlp-endpoint", || {
+            "must be without user name and password; OTEL_EXPORTER_OTLP_HEADERS takes credentials".to_owned()
+        });
     }
 
     fn addresses(&mut self, config: &Config) {

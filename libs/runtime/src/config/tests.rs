@@ -457,6 +457,8 @@ fn the_collector_of_the_environment_is_used_where_the_file_names_none() {
         "{fault}"
     );
     assert!(endpoint("telemetry: {otlp-endpoint: collector}", "").unwrap_err().contains("must be an http"));
+    let secret = endpoint("{}", "http://user:hunter2@c:4317").unwrap_err();
+    assert!(secret.contains("OTEL_EXPORTER_OTLP_HEADERS") && !secret.contains("hunter2"), "{secret}");
 }
 
 #[test]
