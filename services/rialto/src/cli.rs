@@ -74,7 +74,7 @@ pub(crate) struct DevArgs {
     /// Address of the public port; port 0 takes any free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
-    /// Address of the admin port (/livez, /readyz) [default: 127.0.0.1:8081]
+    /// Address of the admin port (probes, metrics, `rialto admin`) [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin_listen: Option<String>,
 }
@@ -91,7 +91,7 @@ pub(crate) struct ServeArgs {
     /// Address of the public port, for gateway [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
-    /// Address of the admin port (/livez, /readyz) [default: 127.0.0.1:8081]
+    /// Address of the admin port (probes, metrics, `rialto admin`) [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin_listen: Option<String>,
     /// Address of task-store for the other services [default: 127.0.0.1:7101]

@@ -8,6 +8,7 @@ use std::{
 use rialto_a2a::{
     json,
     v1::{Artifact, Message, Part, Role, StreamResponse, Task, TaskState, part::Content, stream_response::Payload},
+    wkt::Value,
 };
 
 use crate::output;
@@ -131,11 +132,15 @@ impl<O: Write, E: Write> View<O, E> {
                 self.reason = text_of(&message.parts).replace('\n', " ");
             }
             (Some(message), _) => {
-                // A question stands on a line of its own.
-                if state.is_interrupted() {
+                // A question stands on a line of its own, and so does word of a new attempt.
+                let restart = is_restart(message);
+                if state.is_interrupted() || restart {
                     self.end_line()?;
                 }
                 self.message(message)?;
+                if restart {
+                    self.end_line()?;
+                }
             }
             (None, _) => {}
         }
@@ -193,6 +198,12 @@ impl<O: Write, E: Write> View<O, E> {
             self.note("\r\u{1b}[2K");
         }
     }
+}
+
+/// Whether this is word of a new attempt, after one that was lost.
+fn is_restart(message: &Message) -> bool {
+    let reason = message.metadata.as_ref().and_then(|metadata| metadata.fields.get("reason"));
+    reason.is_some_and(|reason| *reason == Value::from("restarted"))
 }
 
 /// Parts as text; what is no text is named.
@@ -286,6 +297,21 @@ mod tests {
     fn an_artifact_that_is_replaced_begins_a_new_line() {
         let events = [piece("a", "draft", false), piece("a", "final", false)];
         assert_eq!(shown(&events, false).0, "draft\nfinal\n");
+    }
+
+    #[test]
+    fn word_of_a_new_attempt_stands_on_a_line_of_its_own() {
+        let mut restarted = update(TaskState::Working, Some(("r", "again")));
+        if let Payload::StatusUpdate(update) = &mut restarted {
+            let message = update.status.as_mut().unwrap().message.as_mut().unwrap();
+            message.metadata = Some([("reason", Value::from("restarted"))].into_iter().collect());
+        }
+        let events = [
+            update(TaskState::Working, Some(("1", "fetch"))),
+            restarted,
+            update(TaskState::Working, Some(("2", "think"))),
+        ];
+        assert_eq!(shown(&events, false).0, "fetch\nagain\nthink\n");
     }
 
     #[test]

@@ -22,7 +22,8 @@ use crate::Secret;
 const MAX_FILE: u64 = 4 << 20;
 
 /// Variables of ours that are no configuration keys.
-const OTHER_VARIABLES: [&str; 3] = ["RIALTO_LOG", "RIALTO_LOG_FORMAT", "RIALTO_URL"];
+const OTHER_VARIABLES: [&str; 5] =
+    ["RIALTO_LOG", "RIALTO_LOG_FORMAT", "RIALTO_URL", "RIALTO_ADMIN_URL", "RIALTO_ADMIN_TOKEN_FILE"];
 
 /// What a configuration is read from; later ones win: files in their order, variables, flags.
 #[derive(Clone, Debug, Default)]
