@@ -21,9 +21,8 @@ use crate::Secret;
 /// Larger than any configuration that a person wrote.
 const MAX_FILE: u64 = 4 << 20;
 
-/// Variables of ours that are no configuration keys.
-const OTHER_VARIABLES: [&str; 5] =
-    ["RIALTO_LOG", "RIALTO_LOG_FORMAT", "RIALTO_URL", "RIALTO_ADMIN_URL", "RIALTO_ADMIN_TOKEN_FILE"];
+/// Variables of ours that are no configuration keys, after `RIALTO_`.
+const OTHER_VARIABLES: [&str; 5] = ["LOG", "LOG_FORMAT", "URL", "ADMIN_URL", "ADMIN_TOKEN_FILE"];
 
 /// What a configuration is read from; later ones win: files in their order, variables, flags.
 #[derive(Clone, Debug, Default)]
@@ -221,10 +220,13 @@ impl Reading {
                 Some(path) if path.iter().all(|key| !key.is_empty()) => {
                     self.set(&path, value, &Origin::Variable(name.as_str().into()));
                 }
-                _ if OTHER_VARIABLES.contains(&name.as_str()) || !name.starts_with("RIALTO_") => {}
                 _ => {
-                    let hint = match closest(name, &OTHER_VARIABLES) {
-                        Some(close) => format!("did you mean {close}?"),
+                    let Some(rest) = name.strip_prefix("RIALTO_") else { continue };
+                    if OTHER_VARIABLES.contains(&rest) {
+                        continue;
+                    }
+                    let hint = match closest(rest, &OTHER_VARIABLES) {
+                        Some(close) => format!("did you mean RIALTO_{close}?"),
                         None => "keys are written RIALTO__SECTION__KEY, with two underscores".to_owned(),
                     };
                     warnings.push(format!("the environment variable {name} means nothing; {hint}"));
