@@ -10,7 +10,7 @@ use std::{
 };
 
 use rialto_testkit::cluster::path_with_agents;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
@@ -18,6 +18,7 @@ use crate::{
     caller::{AGENTS, Load, MOMENTS, Traffic},
     dice::{Dice, seed},
     ledger::{Ledger, Rules},
+    wire::{Binding, Wire, http},
 };
 
 /// A place for a `rialto dev`.
@@ -65,13 +66,13 @@ impl Dev {
         Traffic::start([format!("http://{}", self.address)], Load::default(), dice)
     }
 
-    async fn end(&self, traffic: Traffic) -> Ledger {
+    async fn end(&self, traffic: Traffic, rules: &Rules) -> Ledger {
         let counters = self.folder.path().join("counters");
         let counted = |key: &str| -> Vec<Value> {
             let lines = fs::read_to_string(counters.join(key)).unwrap_or_default();
             lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
         };
-        traffic.close(&Rules::default(), counted).await
+        traffic.close(rules, counted).await
     }
 }
 
@@ -93,7 +94,7 @@ pub(crate) async fn kill(seed: u64, rounds: u64) -> Ledger {
         sleep(dice.millis(100)).await;
         dev.start("");
     }
-    dev.end(traffic).await
+    dev.end(traffic, &Rules::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -106,6 +107,12 @@ pub(crate) async fn full(seed: u64) -> Ledger {
     let (dice, mut dev) = (Dice::new(seed), Dev::new());
     // Signals that are ignored stay ignored in the new program; a write fails instead.
     dev.start("trap '' XFSZ; ulimit -f 6144;");
+    // Most of the room, so that the traffic need not take it in small tasks.
+    let wire = Wire::new(&http(), &format!("http://{}", dev.address), "/echo", Binding::Rest);
+    let long = json!({"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "x".repeat(64 << 10)}]}});
+    for n in 0..12 {
+        drop(wire.send(&long, &format!("fill-{n}")).await);
+    }
     let traffic = dev.traffic(&dice);
     let until = Instant::now() + Duration::from_secs(120);
     while !traffic.is_refused() {
@@ -116,7 +123,8 @@ pub(crate) async fn full(seed: u64) -> Ledger {
     dev.kill();
     dev.start("");
     sleep(Duration::from_secs(1)).await;
-    dev.end(traffic).await
+    // A full disk takes no journal entries either, from before the first send that it refuses.
+    dev.end(traffic, &Rules { blind: Duration::from_secs(60), ..Rules::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
