@@ -149,12 +149,14 @@ impl Decide for ExpireWaiting<'_> {
         };
         let mut context = Context::clone(&known.value);
         let late = |waiting: &Waiting| waiting.turn.as_ref().is_some_and(|turn| turn.is_late(now));
-        context.waiting.retain(|waiting| waiting.message.is_none() || !late(waiting));
-        if context.waiting.len() == known.value.waiting.len() {
+        let mut change = Change { releasing: true, ..Change::default() };
+        let expired = context.waiting.extract_if(.., |waiting| waiting.message.is_some() && late(waiting));
+        change.ops.extend(expired.filter_map(|waiting| waiting.turn).map(|turn| turn::unmark(&turn)));
+        if change.ops.is_empty() {
             return Decision::Reply(());
         }
         context.due_ms = self.rules.context_due(&context);
-        let change = Change { context: Some(Some(context)), releasing: true, ..Change::default() };
+        change.context = Some(Some(context));
         Decision::Commit(Box::new(change), ())
     }
 }

@@ -167,8 +167,9 @@ pub(crate) fn reservation(scope: &Scope, name: &str, shards: Shard) -> (Shard, S
 }
 
 /// The record that says that a message with a client's name was accepted.
-pub(crate) fn accepted(turn: &TurnId) -> String {
-    format!("{ACCEPTED}{}", uuid::Uuid::from_bytes(*turn).as_simple())
+pub(crate) fn accepted(turn: &[u8]) -> String {
+    let id = turn.try_into().unwrap_or_default();
+    format!("{ACCEPTED}{}", uuid::Uuid::from_bytes(id).as_simple())
 }
 
 /// How the keys of [`reservation`] and [`accepted`] begin.

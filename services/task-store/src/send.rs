@@ -142,15 +142,16 @@ impl Send<'_> {
         if head.knows(&self.turn) {
             return Ok(Decision::Reply(Sent::Before));
         }
+        // Before the mark is looked at: both are then of one moment, and a message that expires loses both at once.
+        let known = state.context(head)?;
         if state.marked == Some(true) {
-            let waits = state.context(head)?.is_some_and(|held| held.value.has_waiting(&self.turn));
+            let waits = known.is_some_and(|held| held.value.has_waiting(&self.turn));
             return Ok(Decision::Reply(if waits { Sent::Before } else { Sent::LongBefore }));
         }
         if head.state().is_terminal() {
             let text = "Task is in a terminal state and takes no more messages.";
             return Err(Error::new(Kind::UnsupportedOperation, text).into());
         }
-        let known = state.context(head)?;
         let mut context = self.context(known, now);
         if context.has_waiting(&self.turn) {
             return Ok(Decision::Reply(Sent::Before));

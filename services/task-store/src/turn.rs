@@ -7,8 +7,8 @@ use rialto_store::{Millis, Op};
 
 use crate::{
     change::{Change, Draft, Fault, Need, State},
-    keys::TaskId,
-    stored::{Context, Holder, Phase, Waiting},
+    keys::{self, TaskId},
+    stored::{Context, Holder, Phase, Turn, Waiting},
 };
 
 /// What the operator may set.
@@ -113,7 +113,11 @@ fn start(state: &State, change: &mut Change, next: Waiting, now: Millis) -> Resu
     let startable = match &next.message {
         None => draft.head.turn.as_ref().is_some_and(|known| known.id == turn.id && known.phase() == Phase::Waiting),
         // A message that is late is dropped, not the task with it.
-        Some(_) => draft.head.state().is_interrupted() && draft.head.is_at_rest() && !turn.is_late(now),
+        Some(_) if turn.is_late(now) => {
+            change.ops.push(unmark(&turn));
+            false
+        }
+        Some(_) => draft.head.state().is_interrupted() && draft.head.is_at_rest(),
     };
     let admitted = match next.message {
         _ if !startable => Err(Fault::Invalid("the task has moved on".to_owned())),
@@ -129,6 +133,12 @@ fn start(state: &State, change: &mut Change, next: Waiting, now: Millis) -> Resu
     }
     draft.queue();
     Ok(Some(holder))
+}
+
+/// Forgets that a message was accepted, in the commit that drops it before it was begun: it has not used its name up,
+/// and runs when it is sent again. The row that says until when the name counts stays, and that is the same then.
+pub(crate) fn unmark(turn: &Turn) -> Op {
+    Op::Delete { key: keys::accepted(&turn.id) }
 }
 
 /// Fails the task of the first draft in the service's own name, and ends its turn.

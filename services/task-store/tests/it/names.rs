@@ -81,6 +81,45 @@ async fn a_refused_message_does_not_use_up_its_name() {
 }
 
 #[tokio::test]
+async fn a_message_that_expired_behind_its_own_task_runs_when_it_is_sent_again_and_runs_once() {
+    for swept in [true, false] {
+        // Dropped by the background work, or by the end of the turn before it.
+        let options = Options { due_period: Duration::from_millis(5), ..Options::default() };
+        let world = World::with(engine(2), 2, &options);
+        let sent = world.send(Send::new("long")).await.expect("sends");
+        let begun = world.next().await;
+        let late = Send::to(&sent, "late").queue().policy(|policy| policy.queue_timeout_ms = 200).named("k");
+        let late = late.follow(Follow::Result);
+        let mut first = world.updates(late.clone()).await.expect("waits");
+        if swept {
+            world.background();
+            let refused = first.next().await.expect("an update").expect_err("it was dropped");
+            assert_eq!(error(&refused).kind, Kind::Deadline);
+        } else {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            world.finish(&begun, begun.turn.next_event, vec![status(S::InputRequired)]).await;
+            assert_eq!((world.entries().await, history(&world.get(&sent.id).await)), (0, vec!["long".to_owned()]));
+        }
+        let patient = || late.again().policy(|policy| policy.queue_timeout_ms = 0).follow(Follow::None);
+        for replica in 0..4 {
+            drop(world.updates_at(replica % 2, patient()).await.expect("now it waits, or runs"));
+        }
+        if swept {
+            world.finish(&begun, begun.turn.next_event, vec![status(S::InputRequired)]).await;
+        }
+        assert_eq!(world.entries().await, 1);
+        let begun = world.next().await;
+        assert_eq!(begun.run.run.task_id, sent.id);
+        world.finish(&begun, begun.turn.next_event, vec![status(S::InputRequired)]).await;
+        world.send(patient()).await.expect("it was sent before");
+        assert_eq!(
+            (world.entries().await, history(&world.get(&sent.id).await)),
+            (0, vec!["long".into(), "late".into()])
+        );
+    }
+}
+
+#[tokio::test]
 async fn an_old_name_does_not_run_again_however_much_the_task_went_through() {
     let world = World::new();
     let sent = world.send(Send::new("0")).await.expect("sends");
