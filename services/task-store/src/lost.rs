@@ -68,10 +68,11 @@ pub(crate) fn take_back(draft: &mut Draft, state: &State) -> Result<(), Need> {
     let metadata = [("reason", Value::from("restarted")), ("keptEvent", Value::from(kept as f64))];
     draft.status_with(TaskState::Working, metadata.into_iter().collect(), text);
     for (place, id) in touched {
-        let artifact = before.get(&place).cloned();
-        let discarded = artifact.is_none();
-        let update =
-            TaskArtifactUpdateEvent { artifact: Some(artifact.unwrap_or_else(|| empty(id))), ..Default::default() };
+        let nothing = empty(id);
+        let artifact = before.get(&place).unwrap_or(&nothing);
+        // It may have been nothing before, too: left by an attempt that was lost earlier.
+        let discarded = *artifact == nothing;
+        let update = TaskArtifactUpdateEvent { artifact: Some(artifact.clone()), ..Default::default() };
         draft.artifact(update, number).expect("it is in the list");
         draft.head.artifacts[place].discarded = discarded;
     }

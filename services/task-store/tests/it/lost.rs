@@ -1,7 +1,10 @@
 //! What becomes of the output of lost attempts, and of tasks that have only such.
 
 use prost::Message as _;
-use rialto_a2a::v1::Task;
+use rialto_a2a::{
+    state::fold,
+    v1::{Artifact, StreamResponse, Task, stream_response::Payload},
+};
 use rialto_rpc::tasks::{
     Follow, HandBackRequest, JournalEntry, Outcome, RecordRequest, RunEntry, task_store_server::TaskStore as _,
 };
@@ -55,6 +58,73 @@ async fn two_attempts_are_never_mixed_in_one_artifact_and_watchers_see_why() {
     let task = world.get(&lost.run.run.task_id).await;
     assert_eq!(texts(&task), ["a=new", "b="]);
     assert!(task.artifacts[1].metadata.as_ref().expect("marked").fields.contains_key("discarded"));
+}
+
+/// What an attempt writes that only wants to add to this artifact: the first time, a replacement of what was lost.
+fn written(begun: &Begun, id: &str, text: &str) -> StreamResponse {
+    let (kept, stale) = (&begun.turn.kept_artifacts, &begun.turn.stale_artifacts);
+    assert!(kept.iter().all(|id| !stale.contains(id)), "one or the other");
+    artifact(id, text, kept.iter().any(|kept| kept == id))
+}
+
+#[tokio::test]
+async fn a_good_result_after_two_lost_attempts_is_not_marked_discarded() {
+    for losses in 1..=2 {
+        let world = World::new();
+        let sent = world.send(Send::new("hi")).await.expect("sends");
+        let mut begun = world.next().await;
+        for n in 1..=losses {
+            let lost = ["answer", "file"].map(|id| written(&begun, id, &format!("L{n}")));
+            world.record(&begun, begun.turn.next_event, lost.into()).await;
+            begun = again(&world, &format!("next-{n}")).await;
+            assert_eq!(begun.turn.stale_artifacts, ["answer", "file"], "after {n} losses");
+            assert!(begun.turn.kept_artifacts.is_empty(), "after {n} losses");
+        }
+        // The file is not written again in this turn, nor by the first attempt at the next one.
+        let events = vec![written(&begun, "answer", "ok"), status(S::InputRequired)];
+        world.finish(&begun, begun.turn.next_event, events).await;
+        let Some(Payload::ArtifactUpdate(good)) = artifact("answer", "ok", false).payload else { unreachable!() };
+        let good = good.artifact.expect("an artifact");
+        let task = world.get(&sent.id).await;
+        assert_eq!(task.artifacts[0], good, "after {losses} losses");
+        assert_eq!(texts(&task), ["answer=ok", "file="]);
+
+        // What was left by an earlier turn is as much of nothing.
+        world.send(Send::to(&sent, "more")).await.expect("sends");
+        let mut begun = world.next().await;
+        for n in 1..=losses {
+            world.record(&begun, begun.turn.next_event, vec![written(&begun, "file", &format!("L{n}"))]).await;
+            begun = again(&world, &format!("later-{n}")).await;
+            assert_eq!(begun.turn.stale_artifacts, ["file"], "after {n} losses");
+        }
+        let events = vec![written(&begun, "file", "ok"), status(S::Completed)];
+        world.finish(&begun, begun.turn.next_event, events).await;
+        let task = world.get(&sent.id).await;
+        assert_eq!(task.artifacts, [good.clone(), Artifact { artifact_id: "file".into(), ..good }]);
+        let mut folded = Task::default();
+        for update in all(world.watch(&sent.id, Some(0)).await.expect("the log")).await {
+            fold(&mut folded, update.event.expect("an event")).expect("fits");
+        }
+        assert_eq!((folded.artifacts, folded.metadata), (task.artifacts, task.metadata), "after {losses} losses");
+    }
+}
+
+#[tokio::test]
+async fn what_the_last_of_many_lost_attempts_wrote_is_not_marked_discarded() {
+    let world = World::new();
+    let sent = world.send(Send::new("poison")).await.expect("sends");
+    let mut begun = world.next().await;
+    for n in 1..=3 {
+        world.record(&begun, begun.turn.next_event, vec![written(&begun, "answer", &format!("L{n}"))]).await;
+        if n < 3 {
+            begun = again(&world, &format!("next-{n}")).await;
+        }
+    }
+    let run = world.take_over("r3").await;
+    assert!(world.begin_with(&run, |begin| begin.max_attempts = 3).await.is_none());
+    let task = world.get(&sent.id).await;
+    assert_eq!((state(&task), texts(&task)), (S::Failed, vec!["answer=L3".to_owned()]));
+    assert_eq!((task.artifacts[0].parts.len(), &task.artifacts[0].metadata), (1, &None));
 }
 
 #[tokio::test]
@@ -155,7 +225,7 @@ async fn a_dead_entry_holds_everything_that_a_replay_needs() {
     let task = world.get(&sent.id).await;
     assert_eq!((state(&task), reason(&task)), (S::Failed, "crashed".into()));
     let shown = text(task.status.as_ref().and_then(|status| status.message.as_ref()).expect("a reason"));
-    assert!(shown.contains("crashed 4 times") && !shown.contains("signal"), "{shown}");
+    assert!(shown.contains("lost 4 times") && !shown.contains("signal"), "{shown}");
     assert_eq!(world.entries().await, 0);
     let limit = ReadLimit { entries: 10, bytes: 1 << 20 };
     let dead = world.engine.read(0, DEAD, EntryId::ZERO, limit).await.expect("reads");

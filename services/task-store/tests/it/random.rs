@@ -321,6 +321,10 @@ async fn life(seed: u64) {
     for (n, update) in log.iter().enumerate() {
         let mut next = states.last().expect("one").clone();
         fold(&mut next, update.event.clone().expect("an event")).expect("fits");
+        for artifact in &next.artifacts {
+            let empty = parts(&artifact.parts).is_empty();
+            assert_eq!(artifact.metadata.is_some(), empty, "marked while there is nothing in it: {artifact:?}");
+        }
         let known = |token: &str| tokens.contains(token);
         let restores = |update: &StreamResponse| match &update.payload {
             Some(Payload::ArtifactUpdate(update)) => {
