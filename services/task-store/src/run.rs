@@ -142,7 +142,7 @@ impl Begin<'_> {
             times => format!("{times} times"),
         };
         let mut change = Change::of(draft);
-        let text = format!("The agent crashed {times} on this message; it is not tried again.");
+        let text = format!("The agent or its runner was lost {times} on this message; it is not tried again.");
         turn::fail(self.rules, state, &mut change, ("crashed", &text), now)?;
         let last = match self.crash {
             "" => "its runner was lost",

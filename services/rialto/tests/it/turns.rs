@@ -213,7 +213,7 @@ async fn a_message_that_always_crashes_its_agent_ends_and_its_neighbours_do_not_
     assert_eq!(poison.rest().await.last().map(String::as_str), Some("FAILED"));
     let task = house.get(&id).await;
     let reason = texts(&task.status.unwrap().message.unwrap().parts);
-    assert!(reason.contains("crashed 4 times"), "{reason}");
+    assert!(reason.contains("lost 4 times"), "{reason}");
     assert_eq!(house.dead().await, 1);
     runner.stop().await;
 }

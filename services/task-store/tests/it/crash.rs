@@ -65,7 +65,7 @@ async fn a_task_that_kills_its_runner_ends_and_its_neighbours_do_not() {
     let task = world.get(&sent.id).await;
     assert_eq!((state(&task), reason(&task)), (S::Failed, "crashed".into()));
     let message = task.status.expect("a status").message.expect("a reason");
-    assert!(text(&message).contains("crashed 3 times"), "{message:?}");
+    assert!(text(&message).contains("lost 3 times"), "{message:?}");
     let limit = ReadLimit { entries: 10, bytes: 1 << 20 };
     assert_eq!(world.engine.read(shard, DEAD, EntryId::ZERO, limit).await.expect("reads").len(), 1);
     assert_eq!(world.next().await.turn.task.expect("a task").id, behind.id);
