@@ -15,7 +15,7 @@ use opentelemetry::{
 use rialto_a2a::{Error, Kind};
 use rialto_runtime::telemetry::{self, trace};
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 use tracing::{Instrument as _, Span, field::Empty, trace_span};
 
 /// What a request asks for.
@@ -144,7 +144,7 @@ fn note(span: &Span, started: Instant, response: &Response<Body>) {
     let refused = extensions.get::<Kind>().copied().or_else(|| match binding {
         "grpc" => Status::from_header_map(response.headers())
             .filter(|status| status.code() != tonic::Code::Ok)
-            .map(|status| Error::from_status(&status).kind),
+            .map(|status| kind(&status)),
         _ => None,
     });
     let outcome = refused.map_or("ok", |kind| kind.wire().reason);
@@ -171,6 +171,17 @@ fn note(span: &Span, started: Instant, response: &Response<Body>) {
     }
 }
 
+/// What a status refuses. Those of the health service carry no reason; what they say is not the gateway's fault.
+fn kind(status: &Status) -> Kind {
+    match (Error::from_status(status).kind, status.code()) {
+        (Kind::Internal, Code::NotFound) => Kind::MethodNotFound,
+        (Kind::Internal, Code::InvalidArgument | Code::FailedPrecondition) => Kind::InvalidRequest,
+        (Kind::Internal, Code::Unauthenticated) => Kind::Unauthenticated,
+        (Kind::Internal, Code::PermissionDenied) => Kind::Forbidden,
+        (kind, _) => kind,
+    }
+}
+
 /// An open stream. Its request's span lasts as long.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
@@ -193,5 +204,17 @@ impl OpenStream {
 impl Drop for OpenStream {
     fn drop(&mut self) {
         METERS.streams.add(-1, &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_health_check_of_an_unknown_service_is_not_our_fault() {
+        assert_eq!(kind(&Status::not_found("service not registered")), Kind::MethodNotFound);
+        assert_eq!(kind(&Error::from(Kind::TaskNotFound).to_status()), Kind::TaskNotFound);
+        assert_eq!(kind(&Status::internal("bug")), Kind::Internal);
     }
 }
