@@ -312,6 +312,10 @@ impl Ledger {
                         }
                     }
                     ["gone"] if may_be_gone => self.lost_by_store += 1,
+                    // An end that the store forgot: the task went on from before it.
+                    [now] if TERMINAL.contains(&now) && entry.ended.as_ref().is_some_and(|(_, at)| lossy(*at)) => {
+                        self.lost_by_store += 1;
+                    }
                     _ => {
                         self.lost += 1;
                         faults.push(format!("seen as {seen:?}, now {states:?}"));

@@ -142,7 +142,7 @@ pub(crate) async fn fail_over(seed: u64, rounds: u64) -> Ledger {
             sleep(Duration::from_millis(20)).await;
         }
         // What the replica had not received, and what the old master took before it learnt of the new one.
-        rules.lossy.push((begun - Duration::from_secs(1), Instant::now() + Duration::from_secs(3)));
+        rules.lossy.push((begun - Duration::from_secs(1), Instant::now() + Duration::from_secs(6)));
         // Not before the other has taken over: one that comes back empty at once would empty its replica.
         if old.pid().is_none() {
             old.restart().await.unwrap();
