@@ -20,20 +20,7 @@ use tracing::{Instrument as _, Span, field::Empty, trace_span};
 
 /// The span of a call that leaves, which it is told.
 pub(crate) fn client(request: &mut Request<Body>) -> Span {
-    let span = trace::child(|| {
-        let (service, method) = names(request.uri().path());
-        trace_span!(
-            target: TARGET,
-            "call",
-            otel.name = &request.uri().path()[1..],
-            otel.kind = "client",
-            otel.status_code = Empty,
-            rpc.system = "grpc",
-            rpc.service = service,
-            rpc.method = method,
-            rpc.grpc.status_code = Empty,
-        )
-    });
+    let span = trace::child(|| call("client", request.uri().path()));
     if let Some(context) = span.in_scope(trace::current).filter(|_| !span.is_disabled()) {
         trace::inject(&context, request.headers_mut());
     }
@@ -46,28 +33,24 @@ fn server<B>(request: &Request<B>) -> Span {
         return Span::none();
     }
     let Some(caller) = trace::extract(request.headers()) else { return Span::none() };
-    trace::under(
-        || Some(caller),
-        || {
-            let (service, method) = names(request.uri().path());
-            trace_span!(
-                target: TARGET,
-                "serve",
-                otel.name = &request.uri().path()[1..],
-                otel.kind = "server",
-                otel.status_code = Empty,
-                rpc.system = "grpc",
-                rpc.service = service,
-                rpc.method = method,
-                rpc.grpc.status_code = Empty,
-            )
-        },
-    )
+    trace::under(|| Some(caller), || call("server", request.uri().path()))
 }
 
-/// `/package.Service/Method`.
-fn names(path: &str) -> (&str, &str) {
-    path.trim_start_matches('/').split_once('/').unwrap_or_default()
+/// One end of a call to `/package.Service/Method`.
+fn call(kind: &'static str, path: &str) -> Span {
+    let name = path.trim_start_matches('/');
+    let (service, method) = name.split_once('/').unwrap_or_default();
+    trace_span!(
+        target: TARGET,
+        "call",
+        otel.name = name,
+        otel.kind = kind,
+        otel.status_code = Empty,
+        rpc.system = "grpc",
+        rpc.service = service,
+        rpc.method = method,
+        rpc.grpc.status_code = Empty,
+    )
 }
 
 /// Notes in the span of a call how its answer began; `None` = there is none.

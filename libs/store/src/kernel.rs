@@ -183,6 +183,18 @@ pub enum Check {
     },
 }
 
+impl Check {
+    /// The record is still as it was read: at this version, or absent.
+    #[must_use]
+    pub fn unchanged(key: impl Into<String>, version: Option<u64>) -> Self {
+        let key = key.into();
+        match version {
+            Some(version) => Self::Version { key, version },
+            None => Self::Absent { key },
+        }
+    }
+}
+
 /// A GCRA limit: `burst` at once, then one per `interval`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {

@@ -348,10 +348,7 @@ pub(crate) async fn sweep(store: &Store, pace: Pace, shard: Shard) -> Result<(),
     let next = rows.get(SWEPT - 1).cloned().unwrap_or_default();
     let swept = Sweep { swept_ms: now, after_score: next.0, after_member: next.1 };
     let key = keys::SWEEP.to_owned();
-    let check = match version {
-        Some(version) => Check::Version { key: key.clone(), version },
-        None => Check::Absent { key: key.clone() },
-    };
+    let check = Check::unchanged(key.as_str(), version);
     let ops = vec![Op::Put { key, bytes: swept.encode_to_vec().into() }];
     match store.engine.commit(Batch { shard, checks: vec![check], ops, releasing: true, ..Batch::default() }).await {
         Ok(_) => {}

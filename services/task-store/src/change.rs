@@ -143,19 +143,15 @@ impl Change {
     pub(crate) fn batch(&mut self, state: &State, id: CommitId) -> Batch {
         let mut batch =
             Batch { shard: state.task.shard(), releasing: self.releasing, deferred: self.deferred, ..Batch::default() };
-        let version = |key: String, version: Option<u64>| match version {
-            Some(version) => Check::Version { key, version },
-            None => Check::Absent { key },
-        };
         let (pending, other): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.checks).into_iter().partition(|check| matches!(check, Check::Pending { .. }));
         batch.checks = pending;
         // Whatever was looked at, not only what is written.
         for (task, held) in &state.heads {
-            batch.checks.push(version(task.head(), held.as_ref().map(|held| held.version)));
+            batch.checks.push(Check::unchanged(task.head(), held.as_ref().map(|held| held.version)));
         }
         if let Some((key, held)) = &state.context {
-            batch.checks.push(version(key.clone(), held.as_ref().map(|held| held.version)));
+            batch.checks.push(Check::unchanged(key.as_str(), held.as_ref().map(|held| held.version)));
         }
         batch.checks.extend(other);
 

@@ -46,10 +46,7 @@ impl Store {
                 found => found.map(|expired| expired.expires_ms),
             };
             let reserved = Reservation { expires_ms: now + keep, ..wanted.clone() };
-            let check = match version {
-                Some(version) => Check::Version { key: key.clone(), version },
-                None => Check::Absent { key: key.clone() },
-            };
+            let check = Check::unchanged(key.as_str(), version);
             let row =
                 Op::Index { index: keys::DUE.to_owned(), member: key.clone(), was, now: Some(reserved.expires_ms) };
             let ops = vec![Op::Put { key: key.clone(), bytes: reserved.encode_to_vec().into() }, row];

@@ -16,7 +16,7 @@ use rialto_rpc::tasks::{
     ListRequest, Outcome, Policy, RecordRequest, RunEntry, Scope, SendRequest, Turn, Update, WatchRequest, WhenBusy,
     task_store_server::TaskStore as Calls,
 };
-use rialto_store::Engine;
+use rialto_store::{Engine, IndexQuery, Order};
 use rialto_task_store::{Options, TaskStore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Request, Status};
@@ -120,6 +120,23 @@ impl World {
         for replica in &self.replicas {
             replica.run_background(&self.stop, &TaskTracker::new());
         }
+    }
+
+    /// The members of an index in all shards, up to 1,000 of each.
+    pub(crate) async fn members(&self, index: &str) -> Vec<String> {
+        let mut members = Vec::new();
+        for shard in 0..self.engine.shards() {
+            let (index, order) = (index.to_owned(), Order::Ascending);
+            let query = IndexQuery { index, order, after: None, min: None, max: None, limit: 1000 };
+            let rows = self.engine.index(shard, &query).await.expect("reads");
+            members.extend(rows.into_iter().map(|(_, member)| member));
+        }
+        members
+    }
+
+    /// How many records, by the beginning of their keys, the background work is still to look at.
+    pub(crate) async fn due(&self, kind: &str) -> usize {
+        self.members("due").await.iter().filter(|member| member.starts_with(kind)).count()
     }
 
     pub(crate) fn stop(&self) {
