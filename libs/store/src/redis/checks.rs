@@ -3,7 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError, Value, aio::MultiplexedConnection};
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
 
 use super::{
     config::{Place, RedisConfig, Target},
@@ -11,7 +15,7 @@ use super::{
     keys::Keys,
     link::{Link, Slots},
     node::master,
-    value,
+    rights, value,
 };
 use crate::Shard;
 
@@ -47,6 +51,36 @@ pub enum OpenError {
         /// What it said.
         reason: String,
     },
+    /// It lets us in, but not do all that is needed.
+    #[error(
+        "redis at {place} does not let the user do all that is needed; what is missing: ACL SETUSER {user} {rights}"
+    )]
+    Rights {
+        /// Host and port.
+        place: String,
+        /// Who we are there.
+        user: String,
+        /// In the form of an ACL rule.
+        rights: String,
+    },
+    /// Something else listens there.
+    #[error("what answers at {place} cannot be used as redis: {reason}; check host, port and scheme of the url")]
+    Stranger {
+        /// Host and port.
+        place: String,
+        /// What it does.
+        reason: String,
+    },
+    /// It does not have the database.
+    #[error("redis at {place} has no database {number}: {reason}; change the number at the end of the url")]
+    Database {
+        /// Host and port.
+        place: String,
+        /// As asked for.
+        number: i64,
+        /// What it said.
+        reason: String,
+    },
     /// It is too old.
     #[error("redis at {place} is version {found}; 7.0 or later is needed")]
     Version {
@@ -73,7 +107,7 @@ pub enum OpenError {
     },
     /// The number of shards is not the one that the store was installed with.
     #[error(
-        "the store has {stored} shards and the configuration says {asked}; the number cannot be changed: set redis.shards to {stored}"
+        "the number of shards is {stored} in the store and {asked} in the configuration; it cannot be changed: set redis.shards to {stored}"
     )]
     Shards {
         /// As installed.
@@ -165,22 +199,60 @@ async fn look(target: &Target) -> Result<Option<Slots>, OpenError> {
 }
 
 async fn inspect(target: &Target, place: &Place) -> Result<Facts, OpenError> {
-    let asking = async {
-        let mut connection = target.server(place)?.get_multiplexed_async_connection().await?;
-        let info: String = redis::cmd("INFO").arg("everything").query_async(&mut connection).await?;
-        let fsync = fsync(&mut connection).await;
-        Ok((info, fsync))
-    };
-    match timeout(PATIENCE, asking).await {
-        Ok(Ok((info, fsync))) => {
-            let place = written(place);
-            check(&info, fsync.as_deref(), &place).map(|facts| facts.warn(&place))
+    match timeout(PATIENCE, ask(target, place)).await {
+        Ok(Err(OpenError::Stranger { place: named, reason })) => {
+            let reason = first_words(place).await.unwrap_or(reason);
+            Err(OpenError::Stranger { place: named, reason })
         }
-        Ok(Err(error)) => Err(unreachable(&error, written(place))),
+        Ok(asked) => asked,
         Err(_) => {
             Err(OpenError::Unreachable { place: written(place), reason: format!("no answer within {PATIENCE:?}") })
         }
     }
+}
+
+async fn ask(target: &Target, place: &Place) -> Result<Facts, OpenError> {
+    let named = written(place);
+    let refused = |error: RedisError| refused(&error, named.clone());
+    // The database is asked for afterwards, because the client does not tell why it is refused.
+    let client = target.entrance(place).map_err(refused)?;
+    let mut connection = client.get_multiplexed_async_connection().await.map_err(refused)?;
+    let info = redis::cmd("INFO").arg("everything").query_async::<String>(&mut connection).await;
+    let facts = match info {
+        Ok(info) => Ok(check(&info, fsync(&mut connection).await.as_deref(), &named)?),
+        // What else the user may not do is said with it.
+        Err(error) if error.code() == Some("NOPERM") => Err(refused(error)),
+        Err(error) => return Err(refused(error)),
+    };
+    let cluster = facts.as_ref().is_ok_and(|facts| facts.cluster);
+    let rights = rights::lacking(&mut connection, target.prefix(), cluster).await.map_err(refused)?;
+    if !rights.is_empty() {
+        return Err(OpenError::Rights { place: named, user: target.user().to_owned(), rights: rights.join(" ") });
+    }
+    let (facts, number) = (facts?, target.db());
+    if number != 0 && !cluster {
+        let select = redis::cmd("SELECT").arg(number).query_async::<()>(&mut connection).await;
+        select.map_err(|error| match error.detail() {
+            Some(reason) if error.code() == Some("ERR") => {
+                OpenError::Database { place: named.clone(), number, reason: reason.to_owned() }
+            }
+            _ => refused(error),
+        })?;
+    }
+    Ok(facts.warn(&named))
+}
+
+/// What something that is not Redis says to a PING, for the person who has to find out what it is.
+async fn first_words(place: &Place) -> Option<String> {
+    let asking = async {
+        let mut stream = TcpStream::connect((&*place.0, place.1)).await.ok()?;
+        stream.write_all(b"*1\r\n$4\r\nPING\r\n").await.ok()?;
+        let mut words = [0; 64];
+        let read = stream.read(&mut words).await.ok()?;
+        let line = std::str::from_utf8(&words[..read]).ok()?.lines().next().filter(|line| !line.is_empty())?;
+        Some(format!("it answers {line:?}"))
+    };
+    timeout(PATIENCE, asking).await.ok().flatten()
 }
 
 /// `appendfsync`, if we may know.
@@ -194,7 +266,7 @@ async fn check_master(target: &Target) -> Result<(), OpenError> {
     let asked = format!("the master {:?} of the sentinels", target.sentinel.as_deref().unwrap_or_default());
     let place = match master(target).await {
         Ok(place) => place,
-        Err(error) => return Err(unreachable(&error, asked)),
+        Err(error) => return Err(refused(&error, asked)),
     };
     match inspect(target, &place).await {
         // The Sentinels lag behind a fail-over.
@@ -205,11 +277,23 @@ async fn check_master(target: &Target) -> Result<(), OpenError> {
     }
 }
 
-fn unreachable(error: &RedisError, place: String) -> OpenError {
+/// Tells what waiting mends from what it does not.
+fn refused(error: &RedisError, place: String) -> OpenError {
+    let reason = error.to_string();
     let denied = error.kind() == ErrorKind::AuthenticationFailed
         || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED"));
-    let reason = error.to_string();
-    if denied { OpenError::Denied { place, reason } } else { OpenError::Unreachable { place, reason } }
+    let stranger = match error.kind() {
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType | ErrorKind::RESP3NotSupported => true,
+        ErrorKind::Server(_) => reason.contains("unknown command"),
+        // So the client of TLS calls what does not speak it.
+        ErrorKind::Io => reason.contains("corrupt message"),
+        _ => false,
+    };
+    match () {
+        () if denied => OpenError::Denied { place, reason },
+        () if stranger => OpenError::Stranger { place, reason },
+        () => OpenError::Unreachable { place, reason },
+    }
 }
 
 fn written((host, port): &Place) -> String {

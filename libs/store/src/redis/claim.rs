@@ -45,6 +45,8 @@ pub(super) type Readers = Mutex<Vec<Reader>>;
 pub(super) struct Seat {
     /// When entries of others may have become idle for as long as the lease.
     next_look: Instant,
+    /// The lease that this was found out for.
+    lease: Duration,
     /// When to look for forgotten consumers.
     next_prune: Instant,
     /// The last claim left nothing to take.
@@ -79,6 +81,9 @@ impl RedisEngine {
         let deadline = Instant::now() + claim.wait;
         let mut handed_back = self.notices.watch_handed_back(claim.streams.iter().map(|(shard, _)| *shard));
         let groups = self.groups(claim);
+        if claim.lease < std::mem::replace(&mut seat.lease, claim.lease) {
+            seat.next_look = Instant::now();
+        }
         // Who does not wait gets what is there.
         let mut look = claim.wait.is_zero();
         loop {
@@ -341,8 +346,15 @@ impl<'a> Taken<'a> {
         let key = (claim.consumer.clone(), claim.streams.clone());
         let seat = seats.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         let now = Instant::now();
-        let new =
-            || Seat { next_look: now, next_prune: now, drained: false, lost: false, handed_back: 0, pause: PAUSES.0 };
+        let new = || Seat {
+            next_look: now,
+            lease: claim.lease,
+            next_prune: now,
+            drained: false,
+            lost: false,
+            handed_back: 0,
+            pause: PAUSES.0,
+        };
         Self { seats, key, seat: seat.unwrap_or_else(new) }
     }
 }

@@ -44,6 +44,18 @@ impl RedisConfig {
             identity: None,
         }
     }
+
+    /// Whether the URL can be understood. [`RedisEngine::connect`](super::RedisEngine::connect) looks as well.
+    ///
+    /// # Errors
+    /// What it must be like. The URL is not repeated, which may hold a password.
+    pub fn check_url(&self) -> Result<(), String> {
+        match Target::new(self) {
+            Ok(_) => Ok(()),
+            Err(OpenError::Url(problem)) => Err(problem),
+            Err(error) => Err(error.to_string()),
+        }
+    }
 }
 
 impl fmt::Debug for RedisConfig {
@@ -72,6 +84,7 @@ pub(super) struct Target {
     sentinel_settings: RedisConnectionInfo,
     tls: bool,
     certificates: Option<TlsCertificates>,
+    prefix: String,
 }
 
 impl Target {
@@ -147,6 +160,7 @@ impl Target {
             sentinel_settings,
             tls: server == "rediss",
             certificates,
+            prefix: config.prefix.clone(),
         })
     }
 
@@ -158,9 +172,22 @@ impl Target {
         self.settings.db()
     }
 
+    pub(super) fn user(&self) -> &str {
+        self.settings.username().unwrap_or("default")
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// A client of one server. Opens no connection.
     pub(super) fn server(&self, place: &Place) -> RedisResult<Client> {
         self.client(place, self.settings.clone().set_protocol(redis::ProtocolVersion::RESP3))
+    }
+
+    /// As [`Target::server`], in the database that every server has.
+    pub(super) fn entrance(&self, place: &Place) -> RedisResult<Client> {
+        self.client(place, self.settings.clone().set_protocol(redis::ProtocolVersion::RESP3).set_db(0))
     }
 
     /// A client of one Sentinel.

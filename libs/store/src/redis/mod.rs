@@ -4,8 +4,7 @@
 //! group `workers`. Everything that must happen together is one call of a function in `library.lua`. Only the 7.0
 //! command set is used.
 //!
-//! An ACL user needs `~<prefix>* &<prefix>*` and `+@read +@write +@stream +@scripting +@pubsub +@connection +info
-//! +time +role +cluster|slots +config|get +client|id +client|unblock +function|load`.
+//! `docs/deploy.md` has the rule for an ACL user; `rights.rs` checks it at start.
 
 mod checks;
 mod claim;
@@ -20,6 +19,7 @@ mod link;
 mod node;
 mod notices;
 mod record;
+mod rights;
 mod value;
 
 use std::sync::Arc;

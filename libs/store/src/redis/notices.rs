@@ -119,6 +119,9 @@ async fn keep_up(
         let lasted = !confirm.send_replace(BTreeSet::new()).is_empty();
         if lasted {
             (pause, told) = (PAUSES.0, false);
+            // At once, and once more when there is another: whoever remembers what it read must have forgotten it
+            // before the first call to a server that may not know it.
+            shared.lost.send_modify(|count| *count += 1);
         }
         if !told {
             tracing::warn!(%error, "the subscription to redis broke; subscribing again");

@@ -1,11 +1,12 @@
 //! Data in plain maps, for `--ephemeral` and for tests.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     ops::Bound,
 };
 
 use bytes::Bytes;
+use hashbrown::HashMap;
 
 use super::{
     codec::Meta,

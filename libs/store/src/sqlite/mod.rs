@@ -100,7 +100,9 @@ pub enum OpenError {
         reason: String,
     },
     /// It was set up differently.
-    #[error("the store has {stored} shards, not {wanted}; set shards to {stored}, or start with an empty folder")]
+    #[error(
+        "the number of shards is {stored} in the store, not {wanted}; set shards to {stored}, or start with an empty folder"
+    )]
     Shards {
         /// What the store has.
         stored: Shard,

@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub use self::dead::{DEAD, DeadEntry};
-use self::trouble::{Backoff, Trouble};
+use self::trouble::{Backoff, Silence, Trouble};
 use crate::{Batch, Check, Claim, Claimed, Engine, Error, Op, Result, Shard};
 
 /// How long one claim waits. Longer means fewer calls when idle; a dropped claim costs nothing.
@@ -45,7 +45,8 @@ pub struct Worker {
     pub consumer: String,
     /// Entries handled at the same time.
     pub slots: usize,
-    /// After this long without a sign of life, entries of others are taken over.
+    /// After this long without a sign of life, entries of others are taken over; later when the store was away, where
+    /// nobody could show one.
     pub lease: Duration,
     /// Time between signs of life; a third of the lease is good.
     pub heartbeat: Duration,
@@ -172,6 +173,8 @@ struct Running<H> {
     slots: BTreeMap<Number, Slot>,
     tasks: JoinSet<Number>,
     next: Number,
+    /// Noticed by whatever is asked of the store: with all slots in use, that is no claim.
+    silence: Silence,
 }
 
 impl Worker {
@@ -186,6 +189,7 @@ impl Worker {
             slots: BTreeMap::new(),
             tasks: JoinSet::new(),
             next: 0,
+            silence: Silence::default(),
         };
         running.work(&stop).await;
         running.stopping.cancel();
@@ -209,18 +213,22 @@ impl<H: Handler> Running<H> {
                 biased;
                 () = stop.cancelled() => return,
                 Some(done) = self.tasks.join_next() => self.finished(done),
-                verdicts = beating.next(&self.slots), if !self.slots.is_empty() => self.heard(verdicts),
+                verdicts = beating.next(&self.slots, &mut self.silence), if !self.slots.is_empty() => self.heard(verdicts),
                 claimed = some(&mut claiming) => {
                     claiming = None;
                     match claimed {
                         Ok(entries) => {
                             claims.over();
+                            self.silence.ends();
                             if self.slots.is_empty() {
                                 beating.rested();
                             }
                             entries.into_iter().for_each(|claimed| self.start(claimed));
                         }
-                        Err(error) => claims.met(&error),
+                        Err(error) => {
+                            claims.met(&error);
+                            self.silence.begins();
+                        }
                     }
                 }
                 () = &mut ticking => {}
@@ -229,12 +237,12 @@ impl<H: Handler> Running<H> {
     }
 
     fn claim(&self, limit: usize, pause: Option<Duration>) -> BoxFuture<'static, Result<Vec<Claimed>>> {
-        let engine = Arc::clone(&self.worker.engine);
+        let (engine, lease) = (Arc::clone(&self.worker.engine), self.worker.lease);
         let claim = Claim {
             streams: self.worker.streams.clone(),
             consumer: self.worker.consumer.clone(),
             limit,
-            lease: self.worker.lease,
+            lease: lease + self.silence.excuse(lease),
             wait: CLAIM_WAIT,
         };
         async move {
@@ -314,7 +322,7 @@ impl<H: Handler> Running<H> {
                     Some(done) => self.finished(done),
                     None => break,
                 },
-                verdicts = beating.next(&self.slots) => self.heard(verdicts),
+                verdicts = beating.next(&self.slots, &mut self.silence) => self.heard(verdicts),
                 () = sleep_until(end) => break,
             }
         }
@@ -438,7 +446,7 @@ impl<H: Handler> Beating<H> {
     }
 
     /// The next verdicts. Cancel-safe: what is under way goes on with the next call.
-    async fn next(&mut self, slots: &BTreeMap<Number, Slot>) -> Vec<(Number, Verdict)> {
+    async fn next(&mut self, slots: &BTreeMap<Number, Slot>, silence: &mut Silence) -> Vec<(Number, Verdict)> {
         loop {
             if let Some(current) = &mut self.current {
                 let result = current.await;
@@ -447,12 +455,14 @@ impl<H: Handler> Beating<H> {
                 match result {
                     Ok(verdicts) => {
                         self.trouble.over();
+                        silence.ends();
                         self.backoff.reset();
                         self.at = Some(now + self.every);
                         return verdicts;
                     }
                     Err(error) => {
                         self.trouble.met(&error);
+                        silence.begins();
                         self.at = Some(now + self.backoff.next().min(self.every));
                     }
                 }

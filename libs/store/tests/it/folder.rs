@@ -96,7 +96,10 @@ async fn unusable_folders_say_what_to_do() {
     drop(SqliteEngine::open(config.clone()).unwrap());
 
     let error = refused(SqliteConfig { shards: 4, ..config.clone() });
-    assert_eq!(error.to_string(), "the store has 2 shards, not 4; set shards to 2, or start with an empty folder");
+    assert_eq!(
+        error.to_string(),
+        "the number of shards is 2 in the store, not 4; set shards to 2, or start with an empty folder"
+    );
     assert!(matches!(refused(SqliteConfig { shards: 0, ..config }), OpenError::NoShards));
 
     fs::write(folder.path().join("file"), "x").unwrap();

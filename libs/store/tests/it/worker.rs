@@ -394,6 +394,29 @@ async fn an_outage_is_waited_for_with_patience() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_worker_whose_slots_were_taken_in_an_outage_takes_nothing_from_the_living() {
+    let engine = Flaky::new();
+    let run = start(&engine, 1);
+    run.home.give("s", &["a minute"]).await;
+    run.until(|run| run.script.started("a") == 1).await;
+    run.home.give("s", &["b ack"]).await;
+    let theirs = run.home.take("s", "other", 1).await;
+    // With no slot free it claims nothing, and learns of the outage from its signs of life alone.
+    engine.down.store(true, SeqCst);
+    sleep(Duration::from_secs(59)).await;
+    engine.down.store(false, SeqCst);
+    run.ended(1).await;
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(run.script.started("b"), 0, "nobody could be heard");
+    assert_eq!(engine.inner.heartbeat(0, "s", "other", &[theirs[0].entry.id]).await.unwrap(), [true]);
+    // Silence that no outage explains counts as before.
+    let start = Instant::now();
+    run.until(|run| run.script.started("b") == 1).await;
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+    run.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn idleness_costs_nearly_nothing() {
     let engine = Flaky::new();
     let run = start(&engine, 4);

@@ -31,6 +31,23 @@ async fn connect(url: &str) -> Arc<RedisEngine> {
     RedisEngine::connect(RedisConfig::new(url)).await.unwrap()
 }
 
+/// The rights that the documentation tells operators to give, as they are written there.
+fn documented_rights() -> Vec<&'static str> {
+    let documentation = include_str!("../../../../docs/deploy.md");
+    let (_, rule) = documentation.split_once("redis-cli ACL SETUSER rialto on '>PASSWORD' ").unwrap();
+    let (rule, _) = rule.split_once("```").unwrap();
+    rule.split_whitespace().filter(|word| *word != "\\").map(|word| word.trim_matches('\'')).collect()
+}
+
+/// Makes a user with the documented rights; its URL.
+async fn documented_user(url: &str, nodes: &[RedisServer]) -> String {
+    for node in nodes {
+        let rule = ["ACL", "SETUSER", "rialto", "on", ">p@ss"];
+        node.command(&[&rule, &documented_rights()[..]].concat()).await.unwrap();
+    }
+    url.replace("redis://", "redis://rialto:p%40ss@")
+}
+
 fn put(key: &str, bytes: &'static [u8]) -> Op {
     Op::Put { key: key.to_owned(), bytes: Bytes::from_static(bytes) }
 }

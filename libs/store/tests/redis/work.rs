@@ -6,6 +6,7 @@ use rialto_store::{
     Batch, Claim, Depth, Engine, Error, Op,
     worker::{Handler, Outcome, Work, Worker},
 };
+use rialto_testkit::chaos::ChaosProxy;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -339,4 +340,54 @@ async fn a_slow_but_living_worker_is_not_taken_for_dead() {
     let mut begun = begun.lock().unwrap().clone();
     begun.sort();
     assert_eq!(begun, ["0", "1", "2", "3", "4", "5"]);
+}
+
+/// Says what it was given.
+#[derive(Debug)]
+struct Telling(tokio::sync::mpsc::Sender<String>);
+
+#[async_trait::async_trait]
+impl Handler for Telling {
+    async fn handle(&self, work: Work) -> Outcome {
+        self.0.send(String::from_utf8_lossy(&work.claimed.entry.payload).into_owned()).await.unwrap();
+        Outcome::Ack
+    }
+}
+
+#[tokio::test]
+async fn an_outage_longer_than_the_lease_takes_nothing_from_the_living() {
+    let (server, engine) = one().await;
+    let proxy = ChaosProxy::start(server.address()).await.unwrap();
+    engine.commit(batch(vec![append("runs", "mine")])).await.unwrap();
+    let held = engine.claim(&request("me", 1)).await.unwrap();
+    let beat = async || engine.heartbeat(0, "runs", "me", &[held[0].entry.id]).await.unwrap();
+
+    let lease = Duration::from_secs(1);
+    let worker = Worker {
+        engine: connect(&format!("redis://{}", proxy.address())).await,
+        streams: vec![(0, "runs".to_owned())],
+        consumer: "other".to_owned(),
+        slots: 2,
+        lease,
+        heartbeat: lease / 3,
+        tick: None,
+    };
+    let (told, mut given) = tokio::sync::mpsc::channel(9);
+    let stop = CancellationToken::new();
+    let worker = tokio::spawn(worker.run(Arc::new(Telling(told)), stop.clone(), lease));
+    engine.commit(batch(vec![append("runs", "new")])).await.unwrap();
+    assert_eq!(within(20_000, given.recv()).await.unwrap(), "new");
+    assert_eq!(beat().await, [true]);
+
+    proxy.cut();
+    tokio::time::sleep(lease * 2).await;
+    proxy.mend();
+    engine.commit(batch(vec![append("runs", "newer")])).await.unwrap();
+    // Who takes new entries would have taken over old ones first.
+    assert_eq!(within(20_000, given.recv()).await.unwrap(), "newer");
+    assert_eq!(beat().await, [true]);
+    // Silence that no outage explains counts as before.
+    assert_eq!(within(40_000, given.recv()).await.unwrap(), "mine");
+    stop.cancel();
+    worker.await.unwrap();
 }
