@@ -1,10 +1,32 @@
 use std::{fmt, sync::Arc};
 
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    CertificateError, ClientConfig, Error, RootCertStore, ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject as _},
     server::WebPkiClientVerifier,
 };
+
+/// Which part of an [`Identity`] is of no use, and why: `key: it holds no private key in PEM`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// `cert`, `key` or `ca`.
+    pub part: &'static str,
+    /// One line, without anything of the key.
+    pub problem: String,
+}
+
+impl Unfit {
+    #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+    fn new(part: &'static str, problem: impl ToString) -> Self {
+        Self { part, problem: problem.to_string() }
+    }
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.part, self.problem)
+    }
+}
 
 /// Who a process is to the others of its cluster, and whom it believes: mutual TLS. Cheap to clone.
 #[derive(Clone)]
@@ -18,19 +40,28 @@ impl Identity {
     /// certificate of the authority is believed; servers must also have the name that they are called by.
     ///
     /// # Errors
-    /// One line that says which of them is of no use.
-    pub fn new(cert: &str, key: &str, ca: &str) -> Result<Self, String> {
+    /// Something that is not PEM, a key of another certificate, a certificate that is over.
+    pub fn new(cert: &str, key: &str, ca: &str) -> Result<Self, Unfit> {
         let chain = certificates("cert", cert)?;
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
-            .map_err(|_| "key: it holds no private key in PEM".to_owned())?;
+            .map_err(|_| Unfit::new("key", "it holds no private key in PEM"))?;
         let mut roots = RootCertStore::empty();
         for root in certificates("ca", ca)? {
-            roots.add(root).map_err(|error| format!("ca: {error}"))?;
+            roots.add(root).map_err(|error| Unfit::new("ca", error))?;
         }
         let (roots, provider) = (Arc::new(roots), Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
-        let clients = clients.build().map_err(|error| format!("ca: {error}"))?;
-        let wrong = |error: rustls::Error| format!("cert and key: {error}");
+        let clients = clients.build().map_err(|error| Unfit::new("ca", error))?;
+        // Others refuse it for more reasons, but which of them is wrong then, nobody here can know.
+        if let Err(Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })) =
+            clients.verify_client_cert(&chain[0], &chain[1..], UnixTime::now())
+        {
+            return Err(Unfit::new("cert", "it has expired, or one between it and the authority"));
+        }
+        let wrong = |error: Error| match error {
+            Error::InconsistentKeys(_) => Unfit::new("key", "it does not belong to the certificate"),
+            error => Unfit::new("cert", error),
+        };
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(wrong)?
@@ -65,9 +96,10 @@ impl fmt::Debug for Identity {
     }
 }
 
-fn certificates(what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+/// At least one.
+fn certificates(part: &'static str, pem: &str) -> Result<Vec<CertificateDer<'static>>, Unfit> {
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
         .collect::<Result<_, _>>()
-        .map_err(|error| format!("{what}: {error}"))?;
-    if found.is_empty() { Err(format!("{what}: it holds no certificate in PEM")) } else { Ok(found) }
+        .map_err(|error| Unfit::new(part, error))?;
+    if found.is_empty() { Err(Unfit::new(part, "it holds no certificate in PEM")) } else { Ok(found) }
 }

@@ -9,7 +9,7 @@ mod network;
 mod trace;
 mod transport;
 
-pub use identity::Identity;
+pub use identity::{Identity, Unfit};
 pub use network::Target;
 pub use trace::Traced;
 pub use transport::{MAX_MESSAGE_BYTES, Transport};

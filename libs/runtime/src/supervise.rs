@@ -1,7 +1,6 @@
 //! The life of a process: tasks that belong to it, the signal that ends it, the time that it has for that.
 
 use std::{
-    convert::Infallible,
     fmt,
     future::Future,
     io,
@@ -91,7 +90,7 @@ impl Supervisor {
     }
 }
 
-/// SIGTERM and SIGINT. The first asks the process to end, the second ends it at once.
+/// SIGTERM and SIGINT. The first asks the process to end, the second to do so at once.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -107,18 +106,21 @@ impl Signals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Cancels `stop` at the first signal. At the second the process exits with 128 + the signal's number, as a
-    /// shell would report it; the kernel, not this process, then cleans up.
-    pub async fn watch(mut self, stop: CancellationToken) -> Infallible {
+    /// Cancels `stop` at the first signal, and returns at the second: with the exit code of a process that waits for
+    /// nothing any more, 128 + the signal's number, as a shell would report it.
+    ///
+    /// It does not exit by itself: what tasks hold, such as processes that they started, ends when they are dropped,
+    /// which is up to the owner of the runtime.
+    pub async fn watch(mut self, stop: CancellationToken) -> u8 {
         let (name, _) = self.next().await;
         tracing::info!(signal = name, "stopping; once more to stop at once");
         stop.cancel();
         let (name, code) = self.next().await;
         tracing::warn!(signal = name, "stopped at once");
-        std::process::exit(code);
+        code
     }
 
-    async fn next(&mut self) -> (&'static str, i32) {
+    async fn next(&mut self) -> (&'static str, u8) {
         tokio::select! {
             _ = self.terminate.recv() => ("SIGTERM", 143),
             _ = self.interrupt.recv() => ("SIGINT", 130),

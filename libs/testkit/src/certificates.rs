@@ -33,9 +33,19 @@ impl Authority {
     /// # Errors
     /// When a name is none.
     pub fn issue(&self, names: &[&str]) -> anyhow::Result<(String, String)> {
+        self.issue_until(names, 4096)
+    }
+
+    /// As [`Authority::issue`], for a certificate that is over when this year begins.
+    ///
+    /// # Errors
+    /// When a name is none.
+    pub fn issue_until(&self, names: &[&str], year: i32) -> anyhow::Result<(String, String)> {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let key = KeyPair::generate()?;
-        let certificate = CertificateParams::new(names)?.signed_by(&key, &self.issuer)?;
+        let mut params = CertificateParams::new(names)?;
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&key, &self.issuer)?;
         Ok((certificate.pem(), key.serialize_pem()))
     }
 }

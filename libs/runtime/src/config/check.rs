@@ -149,15 +149,8 @@ impl Rules {
 
     /// What is behind this process: the store and other services.
     fn backends(&mut self, config: &Config) {
-        // Problems do not quote the URL, which may hold a password. The store knows the rest of its form.
-        const SCHEMES: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
+        // The store knows the form of the URL.
         let redis = &config.redis;
-        let scheme = redis.url().split_once("://").map(|(scheme, _)| scheme);
-        self.require(scheme.is_some_and(|scheme| SCHEMES.contains(&scheme)), "redis.url", || {
-            "must be a URL such as \"redis://user:password@127.0.0.1:6379\"; redis+sentinel:// asks Sentinels, \
-             rediss:// uses TLS"
-                .to_owned()
-        });
         self.require(!redis.prefix.contains(['{', '}', '@', ' ', '\n']), "redis.prefix", || {
             format!("{:?} must not have braces, spaces or \"@\"", redis.prefix)
         });
@@ -338,16 +331,18 @@ impl Rules {
             self.require(ids.insert(&agent.id), &format!("agents[{index}].id"), || {
                 format!("{:?} is the id of another agent already", agent.id)
             });
-            for (other_index, other) in agents.iter().enumerate().filter(|(_, other)| other.host == agent.host) {
+            for (other_index, other) in agents.iter().enumerate() {
                 self.require(
-                    other_index >= index || other.mount != agent.mount,
+                    other_index >= index || other.host != agent.host || other.mount != agent.mount,
                     &format!("agents[{index}].mount"),
                     || {
                         let hint = "give one of the two another mount, or different hosts";
                         format!("{:?} belongs to agent {:?} already; {hint}", agent.mount, other.id)
                     },
                 );
-                for (tenant_index, tenant) in agent.tenants.iter().enumerate() {
+                // One without a host answers on every host.
+                let meet = agent.host.is_none() || other.host.is_none() || agent.host == other.host;
+                for (tenant_index, tenant) in agent.tenants.iter().enumerate().filter(|_| meet) {
                     let path = format!("{}/{tenant}", agent.mount.trim_end_matches('/'));
                     let below =
                         other.mount.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -417,8 +412,7 @@ fn check_mount(mount: &str) -> Result<(), String> {
 }
 
 /// Whether a path that starts with this segment is not an agent's or a tenant's.
-#[must_use]
-pub fn is_reserved(segment: &str) -> bool {
+fn is_reserved(segment: &str) -> bool {
     RESERVED.contains(&segment) || RESERVED_PREFIXES.iter().any(|prefix| segment.starts_with(prefix))
 }
 
@@ -472,7 +466,7 @@ fn is_media_type(text: &str) -> bool {
     };
     let mut pieces = text.split(';').map(str::trim);
     let kind = pieces.next().and_then(|kind| kind.split_once('/'));
-    kind.is_some_and(|(kind, subtype)| token(kind) && token(subtype))
+    kind.is_some_and(|(kind, subtype)| token(kind) && token(subtype) && (kind != "*" || subtype == "*"))
         && pieces.all(|parameter| {
             parameter.split_once('=').is_some_and(|(name, value)| {
                 let quoted = value.len() >= 2 && value.starts_with('"') && value.ends_with('"');

@@ -96,6 +96,15 @@ impl Sources {
 /// # Errors
 /// All faults at once: files that cannot be read, unknown keys, values of the wrong type, broken rules.
 pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
+    load_with(sources, |_| Vec::new())
+}
+
+/// As [`load`], with rules of those who know more: what a text means to a store, or to TLS. Each that is broken is the
+/// full key, such as `services.tls.cert`, and what is wrong with it.
+///
+/// # Errors
+/// All faults at once.
+pub fn load_with(sources: &Sources, rules: impl FnOnce(&Config) -> Vec<Broken>) -> Result<Loaded, Faults> {
     let mut reading = Reading::new();
     for file in &sources.files {
         reading.file(file);
@@ -111,7 +120,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Faults> {
             Some(name) => (key, format!("{name} in the environment {problem}")),
             None => (key, problem),
         };
-        check::check(config).into_iter().map(named).collect()
+        check::check(config).into_iter().chain(rules(config)).map(named).collect()
     })?;
     Ok(Loaded { config, warnings })
 }
@@ -155,7 +164,7 @@ fn fill_in(config: &mut Config, variables: &BTreeMap<String, String>) -> BTreeMa
 }
 
 /// A rule that a typed configuration breaks: the key, and what would be right.
-pub(super) type Broken = (String, String);
+pub type Broken = (String, String);
 
 pub(super) struct Reading {
     tree: Node,

@@ -14,8 +14,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    check::is_reserved,
-    load::{Fault, Faults, Flag, Loaded, Sources, load, parse_yaml},
+    load::{Broken, Fault, Faults, Flag, Loaded, Sources, load, load_with, parse_yaml},
     print::to_yaml,
 };
 
@@ -437,7 +436,7 @@ const fn max_concurrent() -> usize {
 }
 
 const fn lease() -> Span {
-    Span::secs(15)
+    Agent::LEASE
 }
 
 const fn turn_timeout() -> Span {
@@ -508,6 +507,9 @@ impl Default for Services {
 }
 
 impl Agent {
+    /// The lease of one that says nothing else.
+    pub const LEASE: Span = Span::secs(15);
+
     /// The built-in agent of `rialto dev`.
     #[must_use]
     pub fn echo() -> Self {

@@ -356,13 +356,15 @@ fn agents_do_not_take_each_others_paths() {
   - {id: e, backend: echo, mount: x, host: 'E.example:80'}
   - {id: f, backend: echo, mount: /team/tasks}
   - {id: g, backend: echo, mount: /../x}
-  - {id: h, backend: echo, mount: /team/docs}"
+  - {id: h, backend: echo, mount: /team/docs}
+  - {id: i, backend: echo, mount: /acme/i, host: i.example.test}"
     ), @r#"
         agents[4].mount: "x" must begin with "/" (r.yaml)
         agents[4].host: "E.example:80" is not a host name in lower case, without scheme and port (r.yaml)
         agents[5].mount: "/team/tasks" holds "tasks", which is a path of Rialto's own (r.yaml)
         agents[6].mount: "/../x" must be segments of letters, digits, ".", "_", "~" and "-" (r.yaml)
         agents[0].tenants[0]: /acme would be this tenant, and leads to agent "b" already (r.yaml)
+        agents[0].tenants[0]: /acme would be this tenant, and leads to agent "i" already (r.yaml)
         agents[2].mount: "/" belongs to agent "a" already; give one of the two another mount, or different hosts (r.yaml)
     "#);
 }
@@ -397,7 +399,7 @@ fn media_types_are_checked_in_their_form() {
         parse_yaml("r.yaml", &format!("agents: [{{id: a, backend: echo, card: {{input-modes: ['{good}']}}}}]"))
             .unwrap();
     }
-    for bad in ["text", "text/", "/plain", "text/pl ain", "a/b/c", "a/b;c", ""] {
+    for bad in ["text", "text/", "/plain", "text/pl ain", "a/b/c", "a/b;c", "*/json", ""] {
         let yaml = format!("agents: [{{id: a, backend: echo, card: {{input-modes: ['{bad}']}}}}]");
         assert!(faults(&yaml).contains("agents[0].card.input-modes[0]"), "{bad}");
     }
@@ -407,12 +409,11 @@ fn media_types_are_checked_in_their_form() {
 fn what_a_cluster_needs_is_checked_and_no_password_is_quoted() {
     insta::assert_snapshot!(faults(
         "store: redis\ntask-store-listen: 127.0.0.1:8080\nadmin-listen: 0.0.0.0:1\nadmin-token: hunter2\n\
-         redis: {url: \"http://:hunter2@x\", prefix: \"a b\", shards: 0}\n\
+         redis: {prefix: \"a b\", shards: 0}\n\
          services: {task-store: [\"http://task-store\", \"https://a:1\", \"http://[::1]:7101/\", \"http://u@a:1\"]}\n"
     ), @r#"
         task-store-listen: 127.0.0.1:8080 is the address of `listen` or `admin-listen` already; task-store needs its own (r.yaml)
         admin-token: must be one line of at least 16 visible characters (r.yaml)
-        redis.url: must be a URL such as "redis://user:password@127.0.0.1:6379"; redis+sentinel:// asks Sentinels, rediss:// uses TLS (r.yaml)
         redis.prefix: "a b" must not have braces, spaces or "@" (r.yaml)
         redis.shards: must be from 1 to 256 (r.yaml)
         services.task-store[0]: "http://task-store" is not a URL such as "http://task-store:7101" (r.yaml)

@@ -4,7 +4,7 @@ use std::{fmt, io, panic};
 
 use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
 use opentelemetry_sdk::{logs::SdkLoggerProvider, trace::SdkTracer};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::{
     EnvFilter, Layer as _,
     filter::FilterFn,
@@ -76,6 +76,17 @@ pub(super) fn install(format: Format, default: &str, spans: Option<SdkTracer>, r
     }
 }
 
+/// Writes one line into a log of JSON lines without being logged: what a server says before its log begins, and why
+/// it ends. No filter hides it.
+pub fn say_json(level: Level, text: &str) {
+    let lines = tracing_subscriber::fmt().json().flatten_event(true).with_ansi(false);
+    let lines = lines.with_writer(io::stderr).log_internal_errors(false).finish();
+    tracing::subscriber::with_default(lines, || match level {
+        Level::ERROR => tracing::error!(target: "rialto", "{text}"),
+        _ => tracing::warn!(target: "rialto", "{text}"),
+    });
+}
+
 /// What is logged, and what is wrong with the text that should say it.
 fn filter(default: &str) -> (EnvFilter, Option<String>) {
     let wanted = ["RIALTO_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
@@ -91,8 +102,7 @@ fn filter(default: &str) -> (EnvFilter, Option<String>) {
 /// Spans of Rialto, whatever is logged. Those of the exporter's own connections would be exported for ever.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     let target = metadata.target();
-    metadata.is_span()
-        && (target == trace::TARGET || target.starts_with("rialto_") && *metadata.level() <= tracing::Level::INFO)
+    metadata.is_span() && (target == trace::TARGET || target.starts_with("rialto_") && *metadata.level() <= Level::INFO)
 }
 
 /// Records of anything but what exports them.

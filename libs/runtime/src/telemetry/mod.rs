@@ -24,7 +24,7 @@ use prometheus::{Encoder as _, Registry, TextEncoder};
 use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::log::{Format, init};
+pub use self::log::{Format, init, say_json};
 use self::{
     batch::Losses,
     otlp::{Otlp, Signal},
@@ -106,7 +106,7 @@ pub fn start(config: &config::Telemetry, identity: Identity, format: Format) -> 
     let spans = otlp.endpoint(Signal::Traces).map(|endpoint| otlp.spans(&endpoint, &losses)).transpose()?;
     let records = otlp.endpoint(Signal::Logs).map(|endpoint| otlp.records(&endpoint, &losses)).transpose()?;
     log::install(format, "info", spans, records.as_ref());
-    if let Some(complaint) = otlp.complaint() {
+    for complaint in otlp.complaints() {
         tracing::warn!("{complaint}");
     }
     Ok(Telemetry { meters, exporters, stop })
