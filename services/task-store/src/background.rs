@@ -193,7 +193,13 @@ async fn retire(store: &Store, rules: &Rules, task: TaskId, score: Millis) -> Re
     let done = match held.value.phase() {
         Phase::Stopping => store.transact(Start::Known(task), &Abandon { rules }).await,
         Phase::Queued | Phase::Waiting => store.transact(Start::Known(task), &Expire { rules, context: false }).await,
-        _ => store.transact(Start::Known(task), &Retire { rules }).await,
+        _ => match store.transact(Start::Known(task), &Retire { rules, fold: true }).await {
+            // What the log lost is folded by nobody, and was reported when it was missed.
+            Err(Stop::Refused(error)) if error.kind == Kind::Internal => {
+                store.transact(Start::Known(task), &Retire { rules, fold: false }).await
+            }
+            done => done,
+        },
     };
     Ok(done?)
 }
@@ -202,6 +208,8 @@ async fn retire(store: &Store, rules: &Rules, task: TaskId, score: Millis) -> Re
 #[derive(Debug)]
 struct Retire<'a> {
     rules: &'a Rules,
+    /// Whether the log can be folded. Else it stays, for somebody to look at; the task goes when its time comes.
+    fold: bool,
 }
 
 impl Decide for Retire<'_> {
@@ -229,9 +237,14 @@ impl Retire<'_> {
             return self.delete(state, held, now);
         }
         let mut draft = Draft::edit(state.task, held, now);
-        if let Err(refusal) = artifacts::fold(&mut draft, state)? {
-            // The log stays, for somebody to look at; the task goes when its time comes.
-            warn!(task = %state.task, %refusal, "the log does not fit the artifacts");
+        let folded = self.fold && {
+            let folded = artifacts::fold(&mut draft, state)?;
+            if let Err(refusal) = &folded {
+                warn!(task = %state.task, %refusal, "the log does not fit the artifacts");
+            }
+            folded.is_ok()
+        };
+        if !folded {
             draft = Draft::edit(state.task, held, now);
         } else if head.first_event <= head.last_event {
             if head.first_event <= head.logged() {
@@ -419,10 +432,7 @@ impl Decide for Rescue {
                     Ok(known) => known,
                     Err(need) => return need.into(),
                 };
-                let mut context = known.map_or_else(
-                    || Context { since_ms: held.value.created_ms, tasks: 1, active_ms: now, ..Context::default() },
-                    |known| Context::clone(&known.value),
-                );
+                let mut context = Context::of(&held.value, known, now);
                 let task = state.task.bytes().to_vec();
                 let is_this = |waiting: &Waiting| waiting.task == task[..];
                 let mut change = Change { releasing: true, ..Change::default() };

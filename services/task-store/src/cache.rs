@@ -2,11 +2,11 @@
 //! refuses reads again.
 
 use std::{
-    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use hashbrown::HashMap;
 use tokio::time::Instant;
 
 use crate::stored::Held;

@@ -394,7 +394,7 @@ impl Draft {
         let Some(turn) = self.head.turn.as_ref() else { return };
         let run = rialto_rpc::tasks::RunEntry {
             schema: RUN_SCHEMA,
-            task_id: self.task.to_string(),
+            task_id: self.task.text(),
             turn_id: turn.id.clone(),
             traceparent: turn.traceparent.clone(),
             queued_at_ms: turn.queued_ms,

@@ -75,17 +75,7 @@ impl Grant<'_> {
         if let Some(turn) = &mut draft.head.turn {
             turn.kept_event = draft.head.last_event;
         }
-        let known = state.context(&held.value)?;
-        let mut context = known.map_or_else(
-            || Context {
-                since_ms: held.value.created_ms,
-                tasks: 1,
-                idle_ms: held.value.context_idle_ms,
-                ..Context::default()
-            },
-            |known| Context::clone(&known.value),
-        );
-        context.active_ms = context.active_ms.max(now);
+        let mut context = Context::of(&held.value, state.context(&held.value)?, now);
         let task = state.task.bytes().to_vec().into();
         match context.holder {
             None => {

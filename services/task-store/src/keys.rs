@@ -45,9 +45,20 @@ impl TaskId {
         &self.0
     }
 
+    /// The id as text, behind a prefix. Names are made for each row of each commit, which formatting is too slow for.
+    fn named(self, prefix: &str) -> String {
+        let mut text = [0; 36];
+        [prefix, uuid::Uuid::from_bytes(self.0).as_hyphenated().encode_lower(&mut text)].concat()
+    }
+
+    /// The id as clients see it.
+    pub(crate) fn text(self) -> String {
+        self.named("")
+    }
+
     /// The task's record.
     pub(crate) fn head(self) -> String {
-        format!("t:{self}")
+        self.named("t:")
     }
 
     /// The record of the n-th artifact.
@@ -57,17 +68,17 @@ impl TaskId {
 
     /// The stream of events.
     pub(crate) fn log(self) -> String {
-        format!("log:{self}")
+        self.named("log:")
     }
 
     /// The stream of messages.
     pub(crate) fn history(self) -> String {
-        format!("h:{self}")
+        self.named("h:")
     }
 
     /// The stream of completed steps of the turn that runs.
     pub(crate) fn journal(self) -> String {
-        format!("j:{self}")
+        self.named("j:")
     }
 }
 
@@ -127,7 +138,7 @@ impl ScopeKey {
 
     /// The record of a context.
     pub(crate) fn context(&self, context: &str) -> String {
-        format!("c:{}:{context}", self.0)
+        ["c:", &self.0, ":", context].concat()
     }
 
     /// The scope and the id of the context that a record is about.
@@ -139,13 +150,17 @@ impl ScopeKey {
     /// The index of the tasks of this scope that match a filter, by the time of their status. Those of all states and
     /// of one are moved together, so they are kept together.
     pub(crate) fn list(&self, context: Option<&str>, state: Option<i32>) -> String {
-        let scope = &self.0;
-        match (context, state) {
-            (None, None) => format!("i:{scope}"),
-            (None, Some(state)) => format!("i:{scope}/{state}"),
-            (Some(context), None) => format!("i:{scope}:c:{context}"),
-            (Some(context), Some(state)) => format!("i:{scope}:c:{context}/{state}"),
+        let mut name = ["i:", &self.0].concat();
+        if let Some(context) = context {
+            name.reserve(context.len() + 8);
+            name.push_str(":c:");
+            name.push_str(context);
         }
+        if let Some(state) = state {
+            name.push('/');
+            name.push_str(&state.to_string());
+        }
+        name
     }
 
     /// The index of this scope's tasks whose turn waits, is queued or runs.

@@ -31,6 +31,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use rialto_store::{Engine, Millis};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::admin::{MAX_PAGE, is_dead_id, is_task_id};
 use crate::{background::Pace, list::Seal, store::Store, turn::Rules};
 
 /// What an operator may set.

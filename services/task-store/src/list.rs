@@ -1,5 +1,10 @@
 //! ListTasks (spec §3.1.4): pages of an index, merged over the shards.
 
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
 use aws_lc_rs::{hmac, rand};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use futures::{
@@ -15,7 +20,7 @@ use rialto_a2a::{
 };
 use rialto_rpc::tasks::Scope;
 use rialto_store::{Batch, Check, Error as KernelError, IndexQuery, Op, Order, Shard};
-use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use crate::{
     keys::{self, ScopeKey, TaskId, TurnId},
@@ -39,6 +44,9 @@ const AT_ONCE: usize = 8;
 /// Bytes of the seal that a token carries.
 const SEAL: usize = 16;
 
+/// How long a key is believed.
+const KEY_AGE: Duration = Duration::from_secs(60);
+
 /// Place of a task in a list.
 type Cursor = (i64, TaskId);
 
@@ -46,24 +54,31 @@ type Cursor = (i64, TaskId);
 /// store: all replicas have the same, and it outlives them.
 #[derive(Debug, Default)]
 pub(crate) struct Seal {
-    key: OnceCell<hmac::Key>,
+    key: Mutex<Option<(hmac::Key, Instant)>>,
 }
 
 impl Seal {
-    async fn key(&self, store: &Store) -> Result<&hmac::Key, Error> {
-        self.key.get_or_try_init(|| shared_key(store)).await
+    /// The key, as it was read no longer ago than this: after FLUSHALL there is another one.
+    async fn key(&self, store: &Store, max_age: Duration) -> Result<hmac::Key, Error> {
+        let known = self.key.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((key, _)) = known.filter(|(_, at)| at.elapsed() < max_age) {
+            return Ok(key);
+        }
+        let key = shared_key(store).await?;
+        *self.key.lock().unwrap_or_else(PoisonError::into_inner) = Some((key.clone(), Instant::now()));
+        Ok(key)
     }
 
     /// An id that is the same for the same name, in each replica, and that nobody else can know.
     pub(crate) async fn turn(&self, store: &Store, name: &str) -> Result<TurnId, Error> {
-        let tag = hmac::sign(self.key(store).await?, format!("turn {name}").as_bytes());
+        let tag = hmac::sign(&self.key(store, KEY_AGE).await?, format!("turn {name}").as_bytes());
         tag.as_ref().first_chunk().copied().ok_or_else(Error::internal)
     }
 
     async fn write(&self, store: &Store, filter: &Filter<'_>, cursor: Cursor) -> Result<String, Error> {
         let mut token = cursor.0.to_be_bytes().to_vec();
         token.extend_from_slice(cursor.1.bytes());
-        let tag = hmac::sign(self.key(store).await?, &filter.sealed(&token));
+        let tag = hmac::sign(&self.key(store, KEY_AGE).await?, &filter.sealed(&token));
         token.extend_from_slice(&tag.as_ref()[..SEAL]);
         Ok(BASE64_URL_SAFE_NO_PAD.encode(token))
     }
@@ -75,8 +90,15 @@ impl Seal {
         }
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).map_err(|_| invalid())?;
         let (place, seal) = bytes.split_at_checked(8 + 16).ok_or_else(invalid)?;
-        let tag = hmac::sign(self.key(store).await?, &filter.sealed(place));
-        aws_lc_rs::constant_time::verify_slices_are_equal(&tag.as_ref()[..SEAL], seal).map_err(|_| invalid())?;
+        let sealed = filter.sealed(place);
+        let fits = |key: &hmac::Key| {
+            let tag = hmac::sign(key, &sealed);
+            aws_lc_rs::constant_time::verify_slices_are_equal(&tag.as_ref()[..SEAL], seal).is_ok()
+        };
+        // Another replica may know a newer key.
+        if !fits(&self.key(store, KEY_AGE).await?) && !fits(&self.key(store, Duration::ZERO).await?) {
+            return Err(invalid());
+        }
         let (score, task) = place.split_first_chunk().ok_or_else(invalid)?;
         Ok((i64::from_be_bytes(*score), TaskId::stored(task).ok_or_else(invalid)?))
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use rialto_a2a::{
     Error,
-    v1::{Artifact, Part, TaskArtifactUpdateEvent, TaskState, part::Content, stream_response::Payload},
+    v1::{Artifact, Part, TaskArtifactUpdateEvent, TaskState, part::Content},
     wkt::Value,
 };
 use tracing::warn;
@@ -18,8 +18,8 @@ use crate::{
     artifacts::Artifacts,
     change::{Draft, Need, State},
     keys::TaskId,
-    store::{Store, corrupt},
-    stored::{Head, Place, Turn, tag},
+    store::{Gap, Store, corrupt},
+    stored::{Head, Turn},
 };
 
 impl Turn {
@@ -93,8 +93,8 @@ impl Store {
         task: TaskId,
         head: &Head,
         at: u64,
-    ) -> Result<BTreeMap<usize, Artifact>, Error> {
-        let Some(turn) = &head.turn else { return Ok(BTreeMap::new()) };
+    ) -> Result<Result<BTreeMap<usize, Artifact>, Gap>, Error> {
+        let Some(turn) = &head.turn else { return Ok(Ok(BTreeMap::new())) };
         let written = |place: &usize| head.artifacts[*place].last_event > at;
         let earlier = |place: &usize| head.artifacts[*place].base_event > 0;
         let stored = (0..head.artifacts.len()).filter(|place| written(place) && head.artifacts[*place].stored);
@@ -103,21 +103,16 @@ impl Store {
         records.extend(stored.into_iter().filter_map(|(place, record)| Some((place, record.artifact?))));
         records.retain(|place, _| earlier(place) && written(place));
         let mut artifacts = Artifacts::new(&head.artifacts, records);
-        let mut after = turn.base();
-        while after < at {
-            let entries = self.log(task, head, after).await?;
-            let Some(last) = entries.last() else { break };
-            after = last.id.0;
-            for entry in entries.into_iter().filter(|entry| entry.tag == tag::ARTIFACT && entry.id.0 <= at) {
-                let event = Place::default().event(entry.payload).map_err(corrupt)?;
-                let Some(Payload::ArtifactUpdate(update)) = event.payload else { continue };
-                if let Err(refusal) = artifacts.apply(update) {
-                    warn!(%task, %refusal, "the log does not fit the artifacts");
-                }
+        let apply = |_, update| {
+            if let Err(refusal) = artifacts.apply(update) {
+                warn!(%task, %refusal, "the log does not fit the artifacts");
             }
+        };
+        if let Err(gap) = self.each_update(task, head, turn.base(), at, apply).await? {
+            return Ok(Err(gap));
         }
         let mut artifacts = artifacts.by_place;
         artifacts.retain(|place, _| written(place));
-        Ok(artifacts)
+        Ok(Ok(artifacts))
     }
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use futures::future::try_join;
 use rialto_a2a::{
     Error, Kind,
-    v1::{Artifact, Message, StreamResponse, Task, TaskState, part::Content, stream_response::Payload},
+    v1::{
+        Artifact, Message, StreamResponse, Task, TaskArtifactUpdateEvent, TaskState, part::Content,
+        stream_response::Payload,
+    },
 };
 use rialto_rpc::tasks::Update;
 use rialto_store::ReadLimit;
@@ -15,7 +18,7 @@ use crate::{
     artifacts::Artifacts,
     keys::TaskId,
     store::{Store, corrupt},
-    stored::{Head, Held, Place, tag},
+    stored::{Head, Held, Place},
 };
 
 /// Reads of a task that is written to at the same time, before giving up.
@@ -72,6 +75,10 @@ impl Store {
                 return Ok(Some((held.value, whole)));
             }
             head = self.head(task).await?;
+            if head.as_ref().is_some_and(|again| again.version == held.version) {
+                error!(%task, version = held.version, "parts of the task are gone");
+                return Err(Error::internal());
+            }
         }
         Err(Error::unavailable())
     }
@@ -134,35 +141,22 @@ impl Store {
         let mut known = head.inlined().map_err(corrupt)?;
         known.extend(records.iter_mut().filter_map(|(place, record)| Some((*place, record.artifact.take()?))));
         let mut artifacts = Artifacts::new(&head.artifacts, known);
-        if head.unfolded_bytes > 0 {
-            let nowhere = Place::default();
-            let mut after = head.folded_to.max(head.first_event - 1);
-            while after < head.last_event {
-                let entries = self.log(task, head, after).await?;
-                if entries.first().is_none_or(|entry| entry.id.0 != after + 1) {
-                    return Ok(Err(Moved));
-                }
-                for entry in entries {
-                    after = entry.id.0;
-                    if entry.tag != tag::ARTIFACT || after > head.last_event {
-                        continue;
-                    }
-                    let Some(Payload::ArtifactUpdate(update)) = nowhere.event(entry.payload).map_err(corrupt)?.payload
-                    else {
-                        continue;
-                    };
-                    let id = update.artifact.as_ref().map(|artifact| artifact.artifact_id.as_str());
-                    let place = id.and_then(|id| artifacts.place(id));
-                    // A fold may have got ahead of the head that was read.
-                    if place.and_then(|place| records.get(&place)).is_some_and(|record| record.to >= after) {
-                        continue;
-                    }
-                    if let Err(refusal) = artifacts.apply(update) {
-                        error!(%task, %refusal, "the log does not fit the artifacts");
-                        return Ok(Err(Moved));
-                    }
-                }
+        let mut fits = true;
+        let apply = |number, update: TaskArtifactUpdateEvent| {
+            let place = update.artifact.as_ref().and_then(|artifact| artifacts.place(&artifact.artifact_id));
+            // A fold may have got ahead of the head that was read.
+            if place.and_then(|place| records.get(&place)).is_some_and(|record| record.to >= number) {
+                return;
             }
+            if let Err(refusal) = artifacts.apply(update) {
+                error!(%task, %refusal, "the log does not fit the artifacts");
+                fits = false;
+            }
+        };
+        let (after, to) = head.unfolded_range();
+        let whole = self.each_update(task, head, after, to, apply).await?.is_ok();
+        if !(whole && fits) {
+            return Ok(Err(Moved));
         }
         let found = artifacts.by_place.len();
         Ok(if found == head.artifacts.len() { Ok(artifacts.by_place.into_values().collect()) } else { Err(Moved) })
@@ -176,7 +170,7 @@ pub(crate) fn bare_task(task: TaskId, head: &Head, place: &Place) -> Task {
         place.name(message);
     }
     Task {
-        id: task.to_string(),
+        id: task.text(),
         context_id: head.context_id.clone(),
         status,
         metadata: head.metadata.clone(),

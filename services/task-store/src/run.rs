@@ -17,8 +17,9 @@ use rialto_store::{
 use crate::{
     artifacts,
     change::{Change, Decide, Decision, Draft, Fault, Need, State},
-    keys, lost,
-    stored::{self, Head, Phase},
+    keys::{self, TaskId},
+    lost,
+    stored::{self, Head, Held, Phase, Turn},
     turn::{self, Rules},
 };
 
@@ -114,7 +115,7 @@ impl Begin<'_> {
         let turn = draft.head.turn.as_mut().expect("it was there");
         turn.kept_event = last_event;
         turn.set_phase(Phase::Running);
-        turn.fence += 1;
+        turn.fence = next_fence(turn, now);
         turn.attempts += 1;
         turn.entry = self.claim.entry.to_string();
         turn.consumer.clone_from(&self.claim.consumer);
@@ -134,7 +135,7 @@ impl Begin<'_> {
         let Some(message) = &state.message else { return Err(Need::Message) };
         // The last attempt may be alive after all. Its end does not count, and it must be told so.
         if let Some(turn) = &mut draft.head.turn {
-            turn.fence += 1;
+            turn.fence = next_fence(turn, now);
         }
         let attempts = draft.head.turn.as_ref().map_or(0, |turn| turn.attempts);
         let times = match attempts {
@@ -173,6 +174,12 @@ impl Begin<'_> {
         change.releasing = true;
         Decision::Commit(Box::new(change), Begun::Settled)
     }
+}
+
+/// A fence that no attempt had before, not even one that the store has forgotten in a fail-over and whose runner goes
+/// on. So it is a time and no count.
+fn next_fence(turn: &Turn, now: Millis) -> u64 {
+    (turn.fence + 1).max(u64::try_from(now).unwrap_or_default())
 }
 
 /// Why a turn ends without having begun.
@@ -232,6 +239,11 @@ impl Write<'_> {
         let events = self.events.get(known..).unwrap_or_default();
         let journal = self.journal.iter().skip_while(|entry| entry.step <= turn.journal);
         match turn.phase() {
+            Phase::Running if self.is_ahead(head.last_event, turn.journal) => {
+                let change = give_back(state.task, held, self.entry(head), false, now);
+                let written = Written { outcome: Outcome::Fenced, last_event: head.last_event };
+                return Ok(Decision::Commit(Box::new(change), written));
+            }
             Phase::Running => {}
             Phase::Stopping if self.finish => return self.confirm(state, now),
             Phase::Stopping => return reply(Outcome::Canceled, head.last_event),
@@ -283,6 +295,16 @@ impl Write<'_> {
             }
         }
         Ok(Decision::Commit(Box::new(change), Written { outcome: Outcome::Ok, last_event }))
+    }
+
+    /// Whether this builds on something that is not there. The store was told it and has forgotten it, as in a
+    /// fail-over; what would be written now had a hole. Nobody crashed, so the turn goes on from what is there.
+    fn is_ahead(&self, last_event: u64, steps: u32) -> bool {
+        let lacks_events = self.first_event > last_event + 1;
+        let lacks_steps = self.journal.iter().find(|entry| entry.step > steps).is_some_and(|it| it.step > steps + 1);
+        // A runner ends a turn without a word only to confirm a cancel.
+        let lacks_cancel = self.finish && self.events.is_empty();
+        lacks_events || lacks_steps || lacks_cancel
     }
 
     /// Applies what the agent said.
@@ -346,7 +368,7 @@ impl Write<'_> {
             None => text.into(),
         };
         turn::fail(self.rules, state, &mut change, (reason, &text), now)?;
-        change.ops.extend(self.owned_entry(&held.value));
+        change.ops.extend(self.ack(&held.value));
         let outcome = if self.finish { Outcome::Ok } else { Outcome::Fenced };
         let last_event = change.drafts[0].head.last_event;
         Ok(Decision::Commit(Box::new(change), Written { outcome, last_event }))
@@ -357,17 +379,20 @@ impl Write<'_> {
         let held = state.head().expect("the turn was found in it");
         let mut change = Change::of(Draft::edit(state.task, held, now));
         change.releasing = true;
-        change.ops.extend(self.owned_entry(&held.value));
+        change.ops.extend(self.ack(&held.value));
         self.rules.end_turn(state, &mut change, now)?;
         let outcome = if self.events.is_empty() { Outcome::Ok } else { Outcome::Canceled };
         Ok(Decision::Commit(Box::new(change), Written { outcome, last_event: held.value.last_event }))
     }
 
-    /// Settles the run entry, which is in the head when the call does not name it.
-    fn owned_entry(&self, head: &Head) -> Option<Op> {
+    /// The run entry, which is in the head when the call does not name it.
+    fn entry(&self, head: &Head) -> Option<EntryId> {
         let entry = || head.turn.as_ref()?.entry.parse().ok();
-        let id = self.claim.as_ref().map(|claim| claim.entry).or_else(entry)?;
-        Some(Op::Ack { stream: keys::runs(head.agent()), id })
+        self.claim.as_ref().map(|claim| claim.entry).or_else(entry)
+    }
+
+    fn ack(&self, head: &Head) -> Option<Op> {
+        self.entry(head).map(|id| Op::Ack { stream: keys::runs(head.agent()), id })
     }
 }
 
@@ -388,23 +413,26 @@ impl Decide for HandBack<'_> {
     type Reply = ();
 
     fn decide(&self, state: &State, now: Millis) -> Decision<()> {
-        let Some(held) = state.head() else { return Decision::Reply(()) };
-        let mut draft = Draft::edit(state.task, held, now);
-        let Some(turn) = draft
-            .head
-            .turn
-            .as_mut()
-            .filter(|turn| turn.id == self.turn && turn.fence == self.fence && turn.phase() == Phase::Running)
-        else {
+        let runs = |turn: &Turn| turn.id == self.turn && turn.fence == self.fence && turn.phase() == Phase::Running;
+        let Some(held) = state.head().filter(|held| held.value.turn.as_ref().is_some_and(runs)) else {
             return Decision::Reply(());
         };
-        turn.set_phase(Phase::Queued);
-        // It cost no attempt, and a deadline for the beginning is long met.
-        turn.attempts = turn.attempts.saturating_sub(u32::from(!self.crashed));
-        turn.deadline_ms = 0;
-        let mut change = Change::of(draft);
-        change.releasing = true;
-        change.ops.push(Op::HandBack { stream: self.claim.stream.clone(), id: self.claim.entry });
+        let change = give_back(state.task, held, Some(self.claim.entry), self.crashed, now);
         Decision::Commit(Box::new(change), ())
     }
+}
+
+/// Puts a running turn back into the queue, before all others. Only a crash costs an attempt.
+fn give_back(task: TaskId, held: &Held<Head>, entry: Option<EntryId>, crashed: bool, now: Millis) -> Change {
+    let mut draft = Draft::edit(task, held, now);
+    if let Some(turn) = &mut draft.head.turn {
+        turn.set_phase(Phase::Queued);
+        turn.attempts = turn.attempts.saturating_sub(u32::from(!crashed));
+        // A deadline for the beginning is long met.
+        turn.deadline_ms = 0;
+    }
+    let mut change = Change::of(draft);
+    change.releasing = true;
+    change.ops.extend(entry.map(|id| Op::HandBack { stream: keys::runs(held.value.agent()), id }));
+    change
 }

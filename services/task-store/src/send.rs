@@ -107,8 +107,11 @@ impl Send<'_> {
             },
             ..Head::default()
         };
-        let held = state.context(&head)?;
-        let mut context = self.context(held, now);
+        let known = state.context(&head)?;
+        let mut context = self.context(&head, known, now);
+        if known.is_some() {
+            context.tasks += 1;
+        }
         let mut draft = Draft::create(self.task, head, now);
         draft.say(self.message.clone());
         let turn = Turn { number: 1, message: 1, first_event: 1, ..self.turn(now) };
@@ -116,7 +119,6 @@ impl Send<'_> {
         draft.head.turn = Some(turn);
         draft.status(TaskState::Submitted, None, self.metadata.cloned()).map_err(|_| Error::internal())?;
         draft.fits().map_err(|_| Error::from(Kind::PayloadTooLarge))?;
-        context.tasks += 1;
         let mut change = Change::of(draft);
         match context.holder {
             None => {
@@ -152,7 +154,7 @@ impl Send<'_> {
             let text = "Task is in a terminal state and takes no more messages.";
             return Err(Error::new(Kind::UnsupportedOperation, text).into());
         }
-        let mut context = self.context(known, now);
+        let mut context = self.context(head, known, now);
         if context.has_waiting(&self.turn) {
             return Ok(Decision::Reply(Sent::Before));
         }
@@ -195,13 +197,9 @@ impl Send<'_> {
         turn
     }
 
-    /// The conversation, begun now if there is none.
-    fn context(&self, held: Option<&Held<Context>>, now: Millis) -> Context {
-        let mut context =
-            held.map_or_else(|| Context { since_ms: now, ..Context::default() }, |held| Context::clone(&held.value));
-        context.active_ms = context.active_ms.max(now);
-        context.idle_ms = self.policy.context_idle_ms;
-        context
+    /// The conversation, which this message uses.
+    fn context(&self, head: &Head, known: Option<&Held<Context>>, now: Millis) -> Context {
+        Context { idle_ms: self.policy.context_idle_ms, ..Context::of(head, known, now) }
     }
 
     /// Takes the context for this turn.

@@ -32,7 +32,7 @@ use crate::{
     send::{Send as SendMessage, Sent},
     store::{Start, Stop, failed},
     stored::{Head, Held, Phase, Place, Reservation},
-    watch::{Follow, Until},
+    watch::{Follow, Until, has_turn},
 };
 
 type Updates = Pin<Box<dyn Stream<Item = Result<Update, Status>> + Send>>;
@@ -236,13 +236,16 @@ impl Inner {
             tasks::Follow::Turn => Until::Turn,
             _ => Until::Task,
         };
+        let named = until == Until::Turn && !request.turn_id.is_empty();
+        let known = named && has_turn(&self.store, task, head, &request.turn_id).await?;
+        let turn = known.then(|| request.turn_id.to_vec());
         let mut follow = Follow {
             store: Arc::clone(&self.store),
             seat,
             task,
             place: Place::new(task, &head.context_id),
             until,
-            behind: None,
+            behind: turn.clone(),
             cursor: head.last_event,
             newest: head.last_event,
             first: None,
@@ -261,7 +264,9 @@ impl Inner {
             }
             Some(after) if after + 1 >= head.first_event => {
                 // Whoever has seen the end of the turn, and then lost the stream, has seen everything.
-                let turn_over = until == Until::Turn && head.state() == TaskState::InputRequired;
+                let turn_over = until == Until::Turn
+                    && head.state() == TaskState::InputRequired
+                    && turn.as_ref().is_none_or(|turn| head.is_over(turn));
                 follow.cursor = after;
                 follow.over = after == head.last_event && (follow.over || turn_over);
             }
@@ -326,7 +331,11 @@ impl Inner {
         let Some(task) = TaskId::parse(task_id, self.shards()) else {
             return Ok(Written { outcome: Outcome::Fenced, last_event: 0 });
         };
-        Ok(self.store.transact(Start::Known(task), &write).await?)
+        let written = self.store.transact(Start::Known(task), &write).await?;
+        if written.last_event > 0 && write.first_event > written.last_event + 1 {
+            tracing::warn!(%task, "the store has forgotten what an attempt wrote; the turn goes on from what is there");
+        }
+        Ok(written)
     }
 
     async fn heartbeat(&self, turns: &[HeldTurn]) -> Result<Vec<Outcome>, Error> {

@@ -8,7 +8,10 @@ use std::{
 
 use futures::future::try_join_all;
 use prost::Message as _;
-use rialto_a2a::{Error, Kind, v1::stream_response::Payload};
+use rialto_a2a::{
+    Error, Kind,
+    v1::{TaskArtifactUpdateEvent, stream_response::Payload},
+};
 use rialto_store::{Conflict, Engine, Entry, EntryId, Error as KernelError, Op, ReadLimit, Record, Shard};
 use tracing::{debug, error, warn};
 
@@ -67,6 +70,15 @@ pub(crate) struct Store {
     heads: Cache<Head>,
     contexts: Cache<Context>,
     pub(crate) tails: Tails,
+}
+
+/// An event that the head counts is not in the log.
+#[derive(Debug)]
+pub(crate) struct Gap {
+    /// Its number.
+    missing: u64,
+    /// Number of the event that is there instead.
+    found: Option<u64>,
 }
 
 /// What to believe before anything was read.
@@ -136,7 +148,13 @@ impl Store {
         for _ in 0..TRIES {
             let mut change = match operation.decide(&state, self.engine.now()) {
                 Decision::Need(need) => {
-                    fresh &= self.fetch(&mut state, need, fresh).await?;
+                    match self.fetch(&mut state, need, fresh).await? {
+                        Some(read_now) => fresh &= read_now,
+                        None => {
+                            self.refresh(&mut state, operation.mark()).await?;
+                            fresh = true;
+                        }
+                    }
                     continue;
                 }
                 Decision::Commit(change, reply) => (change, reply),
@@ -233,8 +251,9 @@ impl Store {
         Ok(())
     }
 
-    /// Gets what a decision needs; says whether it was read just now.
-    async fn fetch(&self, state: &mut State, need: Need, fresh: bool) -> Result<bool, Error> {
+    /// Gets what a decision needs; says whether it was read just now. `None` when it is there no more, because the
+    /// task has changed.
+    async fn fetch(&self, state: &mut State, need: Need, fresh: bool) -> Result<Option<bool>, Error> {
         let shard = state.task.shard();
         match need {
             Need::Context(key) => {
@@ -248,59 +267,104 @@ impl Store {
                     }
                 };
                 state.context = Some((key, held));
-                Ok(cached.is_none())
+                Ok(Some(cached.is_none()))
             }
             Need::Head(task) => {
                 let head = self.head(task).await?;
                 state.heads.push((task, head));
-                Ok(true)
+                Ok(Some(true))
             }
             Need::Kept(at) => {
                 let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
-                state.kept = Some((at, self.artifacts_at(state.task, &held.value, at).await?));
-                Ok(true)
+                match self.artifacts_at(state.task, &held.value, at).await? {
+                    Ok(artifacts) => state.kept = Some((at, artifacts)),
+                    Err(gap) => return self.judge(state.task, &held, &gap).await.map(|()| None),
+                }
+                Ok(Some(true))
             }
             Need::Message => {
                 let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
                 let (place, number) = (Place::default(), held.value.turn.as_ref().map_or(0, |turn| turn.message));
                 let messages = self.messages(state.task, &held.value, &place, number.saturating_sub(1), number).await?;
                 state.message = Some(messages.into_iter().next());
-                Ok(true)
+                Ok(Some(true))
             }
             Need::Unfolded(places) => {
                 let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
-                state.unfolded = Some(self.unfolded(state.task, &held.value, places).await?);
-                Ok(true)
+                match self.unfolded(state.task, &held.value, places).await? {
+                    Ok(unfolded) => state.unfolded = Some(unfolded),
+                    Err(gap) => return self.judge(state.task, &held, &gap).await.map(|()| None),
+                }
+                Ok(Some(true))
             }
         }
     }
 
+    /// Whether a gap is a fault: not when the task has changed since its head was read, for then its log may have
+    /// been folded away.
+    async fn judge(&self, task: TaskId, held: &Held<Head>, gap: &Gap) -> Result<(), Error> {
+        let now = self.head(task).await?;
+        if now.is_none_or(|now| now.version != held.version) {
+            return Ok(());
+        }
+        let Gap { missing, found } = *gap;
+        let (first_event, last_event, logged) = (held.value.first_event, held.value.last_event, held.value.logged());
+        error!(%task, missing, found, first_event, logged, last_event, "the log of a task has a gap");
+        Err(Error::internal())
+    }
+
     /// Reads the artifact events that no record holds, and the records that they build on.
-    async fn unfolded(&self, task: TaskId, head: &Head, mut asked: BTreeSet<usize>) -> Result<Unfolded, Error> {
+    async fn unfolded(
+        &self,
+        task: TaskId,
+        head: &Head,
+        mut asked: BTreeSet<usize>,
+    ) -> Result<Result<Unfolded, Gap>, Error> {
         let mut log = Vec::new();
-        if head.unfolded_bytes > 0 {
-            let place = Place::default();
-            let mut after = head.folded_to;
-            while after < head.last_event {
-                let entries = self.log(task, head, after).await?;
-                let Some(last) = entries.last() else { break };
-                after = last.id.0;
-                for entry in entries.into_iter().filter(|entry| entry.tag == tag::ARTIFACT) {
-                    if entry.id.0 <= head.last_event
-                        && let Some(Payload::ArtifactUpdate(update)) =
-                            place.event(entry.payload).map_err(corrupt)?.payload
-                    {
-                        log.push(update);
-                    }
-                }
-            }
+        let (after, to) = head.unfolded_range();
+        if let Err(gap) = self.each_update(task, head, after, to, |_, update| log.push(update)).await? {
+            return Ok(Err(gap));
         }
         asked.append(&mut artifacts::touched(head, &log));
         let records = self.folded(task, asked.iter().copied()).await?;
         let mut records: BTreeMap<_, _> =
             records.into_iter().filter_map(|(place, record)| Some((place, record.artifact?))).collect();
         records.extend(head.inlined().map_err(corrupt)?);
-        Ok(Unfolded { log, records, asked })
+        Ok(Ok(Unfolded { log, records, asked }))
+    }
+
+    /// Reads the artifact events after one event up to another, with their numbers. Each event between the two must be
+    /// there.
+    pub(crate) async fn each_update(
+        &self,
+        task: TaskId,
+        head: &Head,
+        mut after: u64,
+        to: u64,
+        mut each: impl FnMut(u64, TaskArtifactUpdateEvent) + Send,
+    ) -> Result<Result<(), Gap>, Error> {
+        let place = Place::default();
+        while after < to {
+            let entries = self.log(task, head, after).await?;
+            if entries.is_empty() {
+                return Ok(Err(Gap { missing: after + 1, found: None }));
+            }
+            for entry in entries {
+                if entry.id.0 != after + 1 {
+                    return Ok(Err(Gap { missing: after + 1, found: Some(entry.id.0) }));
+                }
+                after = entry.id.0;
+                if entry.tag == tag::ARTIFACT
+                    && let Some(Payload::ArtifactUpdate(update)) = place.event(entry.payload).map_err(corrupt)?.payload
+                {
+                    each(after, update);
+                }
+                if after == to {
+                    break;
+                }
+            }
+        }
+        Ok(Ok(()))
     }
 
     /// Reads artifact records by their place in the head's list.

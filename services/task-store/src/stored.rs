@@ -23,8 +23,9 @@ pub(crate) use generated::{
 };
 
 /// Bytes of events, of messages, and of artifacts that a head holds itself. Each change of state writes them again,
-/// and each list reads them, so they are no more than what the smallest stream would cost.
-pub(crate) const INLINED: usize = 1 << 10;
+/// and each list reads them; beyond this, that costs more than streams of their own. A question and an answer of 1 KiB
+/// each fit.
+pub(crate) const INLINED: usize = 3 << 10;
 
 /// Bytes of events that a head keeps for good: to fold so few away would cost more than they do.
 const KEPT: usize = 256;
@@ -185,6 +186,15 @@ impl Head {
         updates.collect::<Result<_, _>>().map(Some)
     }
 
+    /// The events whose artifact updates no record holds: those after the first number up to the second. What was
+    /// folded away before is not among them.
+    pub(crate) fn unfolded_range(&self) -> (u64, u64) {
+        match self.unfolded_bytes {
+            0 => (self.last_event, self.last_event),
+            _ => (self.folded_to.max(self.first_event - 1), self.last_event),
+        }
+    }
+
     /// Bytes of history, artifacts, metadata and status.
     pub(crate) fn bytes(&self) -> u64 {
         let artifacts: u64 = self.artifacts.iter().map(|artifact| artifact.bytes).sum();
@@ -193,21 +203,9 @@ impl Head {
         self.history_bytes + artifacts + (metadata + status) as u64
     }
 
-    /// The rows of the indexes that this task is in.
-    fn rows(&self) -> BTreeMap<String, i64> {
-        let mut rows = BTreeMap::new();
-        let (scope, at, context) = (self.scope_key(), self.status_ms(), self.context_id.as_str());
-        if self.hidden {
-            rows.insert(scope.hidden(context), at);
-        } else {
-            let state = self.state() as i32;
-            for (context, state) in
-                [(None, None), (Some(context), None), (None, Some(state)), (Some(context), Some(state))]
-            {
-                rows.insert(scope.list(context, state), at);
-            }
-        }
-        rows
+    /// What decides in which lists of its scope the task stands, and where in them.
+    fn row(&self) -> (TaskState, i64) {
+        (self.state(), self.status_ms())
     }
 
     /// Since when the task has a turn that is not over and not stopping.
@@ -239,6 +237,16 @@ impl Turn {
 }
 
 impl Context {
+    /// The conversation of a task, which somebody uses now: as it is known, or begun with this task.
+    pub(crate) fn of(head: &Head, known: Option<&Held<Self>>, now: Millis) -> Self {
+        let mut context = match known {
+            Some(known) => Self::clone(&known.value),
+            None => Self { since_ms: head.created_ms, tasks: 1, idle_ms: head.context_idle_ms, ..Self::default() },
+        };
+        context.active_ms = context.active_ms.max(now);
+        context
+    }
+
     /// When the first message that waits in here expires; 0 = none does. New tasks that wait expire by themselves.
     pub(crate) fn next_expiry(&self) -> Millis {
         let turns = self.waiting.iter().filter(|waiting| waiting.message.is_some());
@@ -260,31 +268,41 @@ impl Context {
 /// The operations that move a task from the rows of one head to those of another. They follow from the heads
 /// alone, so no caller can forget one.
 pub(crate) fn reindex(task: TaskId, was: Option<&Head>, now: Option<&Head>, ops: &mut Vec<Op>) {
-    let member = || task.to_string();
-    let mut single = |index: &str, member: String, was: Option<i64>, now: Option<i64>| {
+    let Some(head) = now.or(was) else { return };
+    let mut single = |index: String, member: String, was: Option<i64>, now: Option<i64>| {
         if was != now {
-            ops.push(Op::Index { index: index.to_owned(), member, was, now });
+            ops.push(Op::Index { index, member, was, now });
         }
     };
-    single(keys::ACTIVE, member(), was.and_then(Head::active), now.and_then(Head::active));
-    if let Some(head) = [was, now].into_iter().flatten().find(|head| head.counted) {
-        single(&head.scope_key().turns(), member(), was.and_then(Head::counted), now.and_then(Head::counted));
+    let both = |value: fn(&Head) -> Option<i64>| (was.and_then(value), now.and_then(value));
+    for (index, member, (was, now)) in [
+        (keys::ACTIVE, TaskId::text as fn(TaskId) -> String, both(Head::active)),
+        (keys::PARKED, TaskId::text, both(Head::parked)),
+        (keys::DUE, TaskId::head, both(Head::due)),
+    ] {
+        if was != now {
+            single(index.to_owned(), member(task), was, now);
+        }
     }
-    single(keys::PARKED, member(), was.and_then(Head::parked), now.and_then(Head::parked));
-    single(keys::DUE, task.head(), was.and_then(Head::due), now.and_then(Head::due));
-    if let (Some(was), Some(now)) = (was, now)
-        && was.status_ms() == now.status_ms()
-        && was.state() == now.state()
-    {
+    let (before, after, counted) = (was.map(Head::row), now.map(Head::row), both(Head::counted));
+    if before == after && counted.0 == counted.1 {
         return;
     }
-    let mut before = was.map(|head| head.rows()).unwrap_or_default();
-    for (index, score) in now.map(|head| head.rows()).unwrap_or_default() {
-        let was = before.remove(&index);
-        single(&index, member(), was, Some(score));
+    // Whose a task is, and where it belongs, never changes.
+    let (id, scope, context) = (task.text(), head.scope_key(), head.context_id.as_str());
+    single(scope.turns(), id.clone(), counted.0, counted.1);
+    let at = |row: Option<(TaskState, i64)>| row.map(|(_, at)| at);
+    if head.hidden {
+        return single(scope.hidden(context), id, at(before), at(after));
     }
-    for (index, score) in before {
-        single(&index, member(), Some(score), None);
+    let state = |row: Option<(TaskState, i64)>| row.map(|(state, _)| state);
+    let states = [state(before), state(after).filter(|_| state(before) != state(after))];
+    for context in [None, Some(context)] {
+        single(scope.list(context, None), id.clone(), at(before), at(after));
+        for state in states.into_iter().flatten() {
+            let within = |row: Option<(TaskState, i64)>| at(row.filter(|(other, _)| *other == state));
+            single(scope.list(context, Some(state.into())), id.clone(), within(before), within(after));
+        }
     }
 }
 
@@ -306,7 +324,7 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new(task: TaskId, context: &str) -> Self {
-        Self { task: task.to_string(), context: context.to_owned() }
+        Self { task: task.text(), context: context.to_owned() }
     }
 
     /// Names the place in a message.

@@ -33,7 +33,7 @@ use crate::{
     observe,
     read::{Shape, snapshot_event},
     store::{Store, corrupt},
-    stored::{Place, tag},
+    stored::{Head, Place, tag},
 };
 
 /// How long nothing may be heard before the log is looked at.
@@ -497,17 +497,8 @@ impl Follow {
     /// Whether the turn, which waits behind others, is still there: one that is dropped leaves no event.
     async fn check_turn(&self) -> Result<(), Error> {
         let Some(turn) = &self.behind else { return Ok(()) };
-        let held = self.store.head(self.task).await?.ok_or(Kind::TaskNotFound)?;
-        if held.value.knows(turn) || held.value.state().is_terminal() {
-            return Ok(());
-        }
-        let key = held.value.scope_key().context(&held.value.context_id);
-        // Between the two looks it may have gone from one to the other, so the first one is repeated.
-        let context = self.store.context(self.task.shard(), &key).await?;
-        if context.is_some_and(|held| held.value.has_waiting(turn)) {
-            return Ok(());
-        }
-        match self.store.head(self.task).await?.is_some_and(|held| held.value.knows(turn)) {
+        let head = self.store.head(self.task).await?.ok_or(Kind::TaskNotFound)?.value;
+        match head.state().is_terminal() || has_turn(&self.store, self.task, &head, turn).await? {
             true => Ok(()),
             false => Err(Error::new(Kind::Deadline, "The message expired in the queue; it was not started.")),
         }
@@ -522,6 +513,19 @@ impl Follow {
         self.over = head.state().is_terminal();
         Ok(update)
     }
+}
+
+/// Whether the task, as it was read a moment ago, has this turn, or it waits for the task's context.
+pub(crate) async fn has_turn(store: &Store, task: TaskId, head: &Head, turn: &[u8]) -> Result<bool, Error> {
+    if head.knows(turn) {
+        return Ok(true);
+    }
+    let context = store.context(task.shard(), &head.scope_key().context(&head.context_id)).await?;
+    if context.is_some_and(|held| held.value.has_waiting(turn)) {
+        return Ok(true);
+    }
+    // Between the two looks it may have gone from one to the other, so the task is read once more.
+    Ok(store.head(task).await?.is_some_and(|held| held.value.knows(turn)))
 }
 
 /// The state that a status event gives the task.

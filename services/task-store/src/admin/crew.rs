@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use rialto_a2a::Error;
 use rialto_rpc::tasks::{AgentRef, Runner};
+use rialto_runtime::config::Agent;
 use rialto_store::worker::CLAIM_WAIT;
 
-use super::AT_ONCE;
+use super::by_shard;
 use crate::{
     Inner, keys,
     store::{Store, failed},
@@ -18,9 +18,6 @@ use crate::{
 
 /// What a sign of life may be late.
 const SLACK: Duration = Duration::from_secs(3);
-
-/// Lease of an agent that nobody says it of.
-const LEASE: Duration = Duration::from_secs(15);
 
 /// The runners of some agents.
 #[derive(Debug, Default)]
@@ -43,10 +40,8 @@ impl Crew {
         let mut crew = Self::default();
         for agent in agents {
             let stream = keys::runs(&agent.id);
-            let consumers = stream::iter(0..store.engine.shards())
-                .map(|shard| store.engine.consumers(shard, &stream))
-                .buffer_unordered(AT_ONCE);
-            let consumers: Vec<_> = consumers.try_collect().await.map_err(|error| failed(&error))?;
+            let consumers = by_shard(store, |shard| store.engine.consumers(shard, &stream)).await;
+            let consumers = consumers.map_err(|error| failed(&error))?;
             for consumer in consumers.into_iter().flatten() {
                 let key = (agent.id.clone(), consumer.name);
                 let idle = consumer.idle;
@@ -108,7 +103,7 @@ impl Inner {
 /// How long a living runner of an agent may be silent: the longest of its pauses.
 fn silence(agent: &AgentRef) -> Duration {
     let lease = match agent.lease_ms {
-        0 => LEASE,
+        0 => Agent::LEASE.0,
         lease => Duration::from_millis(lease),
     };
     lease.max(CLAIM_WAIT) + SLACK

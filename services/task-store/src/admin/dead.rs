@@ -1,4 +1,4 @@
-//! Entries that were given up: what they were, and what can be done about them.
+//! Entries that were given up: counted, listed, shown and dropped.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,27 +7,21 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
+use futures::future::try_join_all;
 use prost::Message as _;
-use rialto_a2a::{Error, Kind, v1::Message};
-use rialto_rpc::tasks::{
-    self, DeadRun, DropDeadReply, DropDeadRequest, ListDeadReply, ListDeadRequest, Policy, ReplayDeadReply, RunEntry,
-    WhenBusy,
-};
+use rialto_a2a::{Error, Kind};
+use rialto_rpc::tasks::{self, DeadRun, DropDeadReply, DropDeadRequest, ListDeadReply, ListDeadRequest, RunEntry};
 use rialto_store::{
     Batch, Entry, EntryId, Millis, Op, ReadLimit, Shard,
     worker::{DEAD, DeadEntry},
 };
 
-use super::{AT_ONCE, MAX_LOOKS, page, unsigned};
+use super::{MAX_LOOKS, by_shard, no_such_page, page, unsigned};
 use crate::{
     Inner,
     cancel::hex,
-    change::{Change, Decide, Decision, Draft, State},
-    keys::{self, TaskId, TurnId},
-    send::{Send, Sent},
-    store::{Start, Store, before, failed},
-    stored::{Head, Held, Phase, Place},
+    keys::TaskId,
+    store::{Store, before, failed},
 };
 
 /// Entries that one read of a shard returns, and bytes.
@@ -47,9 +41,9 @@ const MAX_PAYLOAD: usize = 256;
 
 /// Where a dead entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct DeadId {
-    shard: Shard,
-    id: EntryId,
+pub(super) struct DeadId {
+    pub(super) shard: Shard,
+    pub(super) id: EntryId,
 }
 
 impl fmt::Display for DeadId {
@@ -67,6 +61,12 @@ impl FromStr for DeadId {
     }
 }
 
+/// Whether a text has the form of the id of a dead entry, such as `0-1764525600000-0`.
+#[must_use]
+pub fn is_dead_id(text: &str) -> bool {
+    text.parse::<DeadId>().is_ok()
+}
+
 /// The agent whose work stream this is.
 fn agent_of(stream: &str) -> &str {
     stream.strip_prefix("runs:").unwrap_or(stream)
@@ -74,13 +74,13 @@ fn agent_of(stream: &str) -> &str {
 
 /// An entry with what was in it.
 #[derive(Debug)]
-struct Found {
-    id: DeadId,
+pub(super) struct Found {
+    pub(super) id: DeadId,
     bytes: usize,
     /// `None` when it is not what [`Op::Bury`] writes.
     dead: Option<DeadEntry>,
     /// `None` when there was something else in it.
-    run: Option<(TaskId, RunEntry)>,
+    pub(super) run: Option<(TaskId, RunEntry)>,
 }
 
 impl Found {
@@ -142,17 +142,6 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// What a replay would do.
-#[derive(Debug)]
-enum Outlook {
-    /// The task has ended: the message is sent again.
-    NewTask(Box<Head>, Message),
-    /// The turn is queued again.
-    SameTurn(Held<Head>),
-    /// Nothing; and why not.
-    Nothing(&'static str),
-}
-
 /// How many dead entries there are of each agent. Counted once, then only when something has changed.
 #[derive(Debug, Default)]
 pub(crate) struct Counts(Mutex<BTreeMap<Shard, Counted>>);
@@ -166,8 +155,7 @@ struct Counted {
 
 impl Counts {
     pub(super) async fn by_agent(&self, store: &Store) -> Result<BTreeMap<String, u64>, Error> {
-        let counted = stream::iter(0..store.engine.shards()).map(|shard| self.shard(store, shard));
-        let counted: Vec<_> = counted.buffer_unordered(AT_ONCE).try_collect().await?;
+        let counted = by_shard(store, |shard| self.shard(store, shard)).await?;
         let mut agents = BTreeMap::new();
         for (agent, entries) in counted.into_iter().flat_map(|counted| counted.agents) {
             *agents.entry(agent).or_default() += entries;
@@ -237,7 +225,7 @@ fn read_cursor(text: &str) -> Result<(EntryId, Shard), Error> {
         let (id, shard) = text.rsplit_once('-')?;
         Some((id.parse().ok()?, shard.parse().ok()?))
     };
-    read().ok_or_else(|| Error::invalid("after", "is not the `next` of another page"))
+    read().ok_or_else(no_such_page)
 }
 
 impl Inner {
@@ -283,14 +271,8 @@ impl Inner {
     pub(super) async fn get_dead(&self, id: &str) -> Result<tasks::DeadEntry, Error> {
         let found = self.find(id).await?.ok_or_else(|| no_entry(id))?;
         let mut entry = found.describe(self.store.engine.now());
-        match self.outlook(&found).await? {
-            Outlook::NewTask(..) => entry.replay = NEW_TASK.to_owned(),
-            Outlook::SameTurn(_) => entry.replay = SAME_TURN.to_owned(),
-            Outlook::Nothing(why) => {
-                entry.replay = "none".to_owned();
-                entry.hindrance = why.to_owned();
-            }
-        }
+        let (replay, hindrance) = self.outlook(&found).await?.told();
+        (entry.replay, entry.hindrance) = (replay.to_owned(), hindrance.to_owned());
         match &found.run {
             Some((task, _)) => {
                 let head = self.store.head(*task).await?;
@@ -305,7 +287,7 @@ impl Inner {
     }
 
     /// Reads one entry.
-    async fn find(&self, text: &str) -> Result<Option<Found>, Error> {
+    pub(super) async fn find(&self, text: &str) -> Result<Option<Found>, Error> {
         let Some(id) = text.parse::<DeadId>().ok().filter(|id| id.shard < self.store.engine.shards()) else {
             return Ok(None);
         };
@@ -313,115 +295,6 @@ impl Inner {
         let read = self.store.engine.read(id.shard, DEAD, before(id.id), limit).await;
         let read = read.map_err(|error| failed(&error))?.into_iter().find(|entry| entry.id == id.id);
         Ok(read.map(|entry| Found::read(id, &entry)))
-    }
-
-    async fn outlook(&self, found: &Found) -> Result<Outlook, Error> {
-        let Some((task, run)) = &found.run else {
-            return Ok(Outlook::Nothing("it is no run entry, so there is nothing to run"));
-        };
-        let Some(held) = self.store.head(*task).await?.filter(|held| held.value.agent() == run.agent) else {
-            return Ok(Outlook::Nothing("its task is gone, and the message with it"));
-        };
-        let head = &held.value;
-        let newest = head.turn.as_ref().filter(|turn| turn.id == run.turn_id);
-        if head.state().is_terminal() {
-            let place = Place::new(*task, &head.context_id);
-            let number = newest.map_or(0, |turn| turn.message);
-            let mut found = self.store.messages(*task, head, &place, number.saturating_sub(1), number).await?;
-            if found.is_empty() && !run.message_id.is_empty() {
-                let all = self.store.messages(*task, head, &place, 0, head.history_len).await?;
-                found.extend(all.into_iter().find(|message| message.message_id == run.message_id));
-            }
-            return Ok(match found.pop() {
-                Some(message) => Outlook::NewTask(Box::new(Head::clone(head)), message),
-                None => Outlook::Nothing("its task has ended, and the message is not in its history"),
-            });
-        }
-        let Some(turn) = newest.filter(|turn| matches!(turn.phase(), Phase::Queued | Phase::Running)) else {
-            return Ok(Outlook::Nothing("its turn is over or waits for somebody, and its task goes on without this"));
-        };
-        if self.has_entry(*task, &held).await? {
-            return Ok(Outlook::Nothing(match turn.phase() {
-                Phase::Running => "its turn runs already",
-                _ => "its turn is queued already",
-            }));
-        }
-        Ok(Outlook::SameTurn(held))
-    }
-
-    /// Whether the work stream has the run entry of a task.
-    pub(super) async fn has_entry(&self, task: TaskId, held: &Held<Head>) -> Result<bool, Error> {
-        let Some(run) = held.run else { return Ok(false) };
-        let (stream, limit) = (keys::runs(held.value.agent()), ReadLimit { entries: 1, bytes: 1 });
-        let read = self.store.engine.read(task.shard(), &stream, before(run), limit).await;
-        Ok(read.map_err(|error| failed(&error))?.first().is_some_and(|entry| entry.id == run))
-    }
-
-    pub(super) async fn replay_dead(&self, text: &str) -> Result<ReplayDeadReply, Error> {
-        let id = text.parse::<DeadId>().map_err(|()| no_entry(text))?;
-        // The same for each replay of this entry, and known to nobody else.
-        let turn = self.seal.turn(&self.store, &format!("replay {id}")).await?;
-        let sent = TaskId::new(turn, id.shard.min(Shard::from(u8::MAX)));
-        let Some(found) = self.find(text).await? else {
-            let known = id.shard < self.store.engine.shards() && self.store.head(sent).await?.is_some();
-            return match known {
-                true => Ok(ReplayDeadReply { task_id: sent.to_string(), replay: NEW_TASK.to_owned(), repeated: true }),
-                false => Err(no_entry(text)),
-            };
-        };
-        match self.outlook(&found).await? {
-            Outlook::Nothing(why) => {
-                Err(Error::new(Kind::UnsupportedOperation, format!("{id} cannot be replayed: {why}")))
-            }
-            Outlook::NewTask(head, message) => self.send_again(found.id, turn, &head, message).await,
-            Outlook::SameTurn(was) => {
-                let (task, _) = found.run.ok_or_else(Error::internal)?;
-                let requeue = Requeue { was, dead: found.id };
-                self.store.transact(Start::Known(task), &requeue).await?;
-                Ok(ReplayDeadReply { task_id: task.to_string(), replay: SAME_TURN.to_owned(), repeated: false })
-            }
-        }
-    }
-
-    /// Sends the message of an ended task again.
-    async fn send_again(
-        &self,
-        dead: DeadId,
-        turn: TurnId,
-        head: &Head,
-        mut message: Message,
-    ) -> Result<ReplayDeadReply, Error> {
-        message.task_id.clear();
-        let mut policy = Policy {
-            hidden: head.hidden,
-            task_ttl_ms: head.task_ttl_ms,
-            context_idle_ms: head.context_idle_ms,
-            max_task_bytes: head.max_bytes,
-            ..Policy::default()
-        };
-        policy.set_when_busy(WhenBusy::Queue);
-        let (scope, task) = (head.scope(), TaskId::new(turn, dead.shard));
-        let send = Send {
-            scope: &scope,
-            turn,
-            task,
-            context_id: &head.context_id,
-            follow_up: false,
-            message: &message,
-            metadata: head.metadata.as_ref(),
-            policy: &policy,
-            shards: self.store.engine.shards(),
-            traceparent: "",
-            named_until: None,
-            caller_full: false,
-        };
-        let context = head.scope_key().context(&head.context_id);
-        let sent = self.store.transact(Start::New(task, context), &Replay { send, dead }).await?;
-        let repeated = !matches!(sent, Sent::Created(_));
-        if repeated {
-            self.remove(dead.shard, vec![dead.id]).await?;
-        }
-        Ok(ReplayDeadReply { task_id: task.to_string(), replay: NEW_TASK.to_owned(), repeated })
     }
 
     pub(super) async fn drop_dead(&self, request: &DropDeadRequest) -> Result<DropDeadReply, Error> {
@@ -458,70 +331,19 @@ impl Inner {
         Ok(reply)
     }
 
-    async fn remove(&self, shard: Shard, ids: Vec<EntryId>) -> Result<(), Error> {
+    pub(super) async fn remove(&self, shard: Shard, ids: Vec<EntryId>) -> Result<(), Error> {
         let ops = ids.into_iter().map(remove).collect();
         let batch = Batch { shard, ops, releasing: true, ..Batch::default() };
         self.store.engine.commit(batch).await.map_err(|error| failed(&error)).map(drop)
     }
 }
 
-const NEW_TASK: &str = "new-task";
-const SAME_TURN: &str = "same-turn";
-
-fn remove(id: EntryId) -> Op {
+pub(super) fn remove(id: EntryId) -> Op {
     Op::Remove { stream: DEAD.to_owned(), id }
 }
 
-fn no_entry(id: &str) -> Error {
+pub(super) fn no_entry(id: &str) -> Error {
     Error::new(Kind::TaskNotFound, format!("there is no dead entry {id}; it may have been replayed or dropped"))
-}
-
-/// A message is sent again, and its dead entry is gone with the same commit.
-#[derive(Debug)]
-struct Replay<'a> {
-    send: Send<'a>,
-    dead: DeadId,
-}
-
-impl Decide for Replay<'_> {
-    type Reply = Sent;
-
-    fn decide(&self, state: &State, now: Millis) -> Decision<Sent> {
-        match self.send.decide(state, now) {
-            Decision::Commit(mut change, sent) => {
-                change.ops.push(remove(self.dead.id));
-                Decision::Commit(change, sent)
-            }
-            other => other,
-        }
-    }
-}
-
-/// A turn whose run entry is gone is queued again, with all its attempts before it.
-#[derive(Debug)]
-struct Requeue {
-    was: Held<Head>,
-    dead: DeadId,
-}
-
-impl Decide for Requeue {
-    type Reply = ();
-
-    fn decide(&self, state: &State, now: Millis) -> Decision<()> {
-        let same = |held: &&Held<Head>| held.version == self.was.version && held.run == self.was.run;
-        let Some(held) = state.head().filter(same) else {
-            return Error::new(Kind::UnsupportedOperation, "its task is being worked at; look again").into();
-        };
-        let mut draft = Draft::edit(state.task, held, now);
-        if let Some(turn) = draft.head.turn.as_mut() {
-            turn.attempts = 0;
-        }
-        draft.append_run();
-        let mut change = Change::of(draft);
-        change.ops.push(remove(self.dead.id));
-        change.releasing = true;
-        Decision::Commit(Box::new(change), ())
-    }
 }
 
 #[cfg(test)]

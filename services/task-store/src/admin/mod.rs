@@ -5,25 +5,28 @@ mod dead;
 mod facts;
 mod measure;
 mod queues;
+mod replay;
 mod stuck;
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use rialto_a2a::{Error, Kind};
 use rialto_rpc::tasks::{
     DeadEntry, DropDeadReply, DropDeadRequest, GetDeadRequest, InspectRequest, ListDeadReply, ListDeadRequest,
     ListStuckReply, ListStuckRequest, QueuesReply, QueuesRequest, ReplayDeadReply, ReplayDeadRequest, RunnersReply,
     RunnersRequest, TaskFacts, admin_server::Admin,
 };
-use rialto_store::Millis;
+use rialto_store::{Millis, Shard};
 use tonic::{Request, Response, Status};
 
 pub(crate) use self::dead::Counts;
-use crate::{TaskStore, service::answer};
+pub use self::dead::is_dead_id;
+use crate::{TaskStore, keys::TaskId, service::answer, store::Store};
 
 /// Rows of a page when the caller does not say.
 const PAGE: usize = 50;
 
-/// Rows of the largest page.
-const MAX_PAGE: usize = 500;
+/// Rows of the largest page of what operators list.
+pub const MAX_PAGE: u32 = 500;
 
 /// What one call looks at before it answers with a short page.
 const MAX_LOOKS: usize = 2000;
@@ -33,11 +36,24 @@ const AT_ONCE: usize = 16;
 
 /// The size of a page.
 fn page(limit: u32) -> Result<usize, Error> {
-    match usize::try_from(limit) {
-        Ok(0) => Ok(PAGE),
-        Ok(limit @ 1..=MAX_PAGE) => Ok(limit),
+    match limit {
+        0 => Ok(PAGE),
+        1..=MAX_PAGE => Ok(limit as usize),
         _ => Err(Error::invalid("limit", format!("must be from 1 to {MAX_PAGE}"))),
     }
+}
+
+/// Why a page does not begin where it should.
+fn no_such_page() -> Error {
+    Error::invalid("after", "must be the `next` of an earlier page")
+}
+
+/// Asks every shard something, [`AT_ONCE`] at a time. The answers come in any order.
+async fn by_shard<T, E, F>(store: &Store, ask: impl Fn(Shard) -> F) -> Result<Vec<T>, E>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    stream::iter(0..store.engine.shards()).map(ask).buffer_unordered(AT_ONCE).try_collect().await
 }
 
 /// A time of the store, as replies have it.
@@ -48,6 +64,12 @@ fn unsigned(ms: Millis) -> u64 {
 /// How long ago something was.
 fn age(now: Millis, at: Millis) -> u64 {
     unsigned(now.saturating_sub(at))
+}
+
+/// Whether a text has the form of the id of a task.
+#[must_use]
+pub fn is_task_id(text: &str) -> bool {
+    TaskId::parse(text, Shard::MAX).is_some()
 }
 
 fn no_task(id: &str) -> Error {

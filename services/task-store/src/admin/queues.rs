@@ -1,10 +1,10 @@
 //! How long the queues are.
 
-use futures::{StreamExt as _, TryStreamExt as _, future::try_join, stream};
+use futures::future::try_join;
 use rialto_a2a::Error;
 use rialto_rpc::tasks::{AgentRef, Queue};
 
-use super::{AT_ONCE, age, crew::Crew};
+use super::{age, by_shard, crew::Crew};
 use crate::{Inner, keys, store::failed};
 
 impl Inner {
@@ -25,8 +25,8 @@ impl Inner {
     /// The stream of one agent, all shards together.
     async fn queue(&self, agent: &str) -> Result<Queue, Error> {
         let (engine, stream) = (&self.store.engine, keys::runs(agent));
-        let depths = stream::iter(0..engine.shards()).map(|shard| engine.depth(shard, &stream));
-        let depths: Vec<_> = depths.buffer_unordered(AT_ONCE).try_collect().await.map_err(|error| failed(&error))?;
+        let depths = by_shard(&self.store, |shard| engine.depth(shard, &stream)).await;
+        let depths = depths.map_err(|error| failed(&error))?;
         let oldest = depths.iter().filter_map(|depth| depth.oldest).min();
         let mut queue = Queue { agent: agent.to_owned(), ..Queue::default() };
         for depth in depths {

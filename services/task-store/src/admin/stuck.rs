@@ -3,13 +3,13 @@
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use rialto_a2a::{Error, v1::TaskState};
 use rialto_rpc::tasks::{ListStuckReply, ListStuckRequest, StuckTask};
-use rialto_store::{IndexQuery, Millis, Order, Shard};
+use rialto_store::{IndexQuery, Millis, Order, ReadLimit, Shard};
 
-use super::{AT_ONCE, MAX_LOOKS, age, crew::Crew, page};
+use super::{AT_ONCE, MAX_LOOKS, age, crew::Crew, no_such_page, page};
 use crate::{
     Inner,
     keys::{self, TaskId},
-    store::failed,
+    store::{before, failed},
     stored::{Head, Held, Phase},
     turn::span,
 };
@@ -74,7 +74,7 @@ impl Cursor {
             let after = (next()?.parse().ok()?, next()?.to_owned());
             (index < INDEXES.len()).then_some(Self { shard, index, after: Some(after) })
         };
-        read().ok_or_else(|| Error::invalid("after", "is not the `next` of another page"))
+        read().ok_or_else(no_such_page)
     }
 
     fn write(&self) -> String {
@@ -190,6 +190,14 @@ impl Inner {
             },
         };
         Ok(said)
+    }
+
+    /// Whether the work stream has the run entry of a task.
+    pub(super) async fn has_entry(&self, task: TaskId, held: &Held<Head>) -> Result<bool, Error> {
+        let Some(run) = held.run else { return Ok(false) };
+        let (stream, limit) = (keys::runs(held.value.agent()), ReadLimit { entries: 1, bytes: 1 });
+        let read = self.store.engine.read(task.shard(), &stream, before(run), limit).await;
+        Ok(read.map_err(|error| failed(&error))?.first().is_some_and(|entry| entry.id == run))
     }
 }
 

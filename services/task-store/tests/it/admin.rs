@@ -226,7 +226,10 @@ async fn a_replay_waits_its_turn_in_a_busy_context() {
 #[tokio::test]
 async fn a_turn_that_lost_its_entry_is_queued_again_by_a_replay() {
     let world = World::new();
-    let sent = world.send(Send::new("hi")).await.expect("sends");
+    // It is too late to begin it but for the replay.
+    let soon = Send::new("hi").policy(|policy| policy.queue_timeout_ms = 1);
+    let sent = world.send(soon).await.expect("sends");
+    tokio::time::sleep(Duration::from_millis(5)).await;
     let run = world.claim("r1").await.expect("an entry");
     let (stream, entry) = (run.claim.stream.clone(), run.claim.entry.parse().expect("an id"));
     let op = Op::Bury { stream, id: entry, reason: "the handler panicked".into() };
@@ -452,7 +455,8 @@ async fn a_task_is_shown_without_what_it_says_unless_that_is_asked_for() {
     assert_eq!((shown.owner.as_str(), shown.agent.as_str(), shown.messages), ("ann", AGENT, 1));
     assert_eq!((shown.state.as_str(), shown.first_event, shown.last_event), ("TASK_STATE_WORKING", 1, 3));
     let turn = shown.turn.expect("a turn");
-    assert_eq!((turn.phase.as_str(), turn.fence, turn.attempts, turn.entry_exists), ("running", 1, 1, true));
+    assert_eq!((turn.phase.as_str(), turn.attempts, turn.entry_exists), ("running", 1, true));
+    assert_eq!(turn.fence, begun.turn.fence);
     assert_eq!((turn.consumer.as_str(), turn.consumer_alive), ("r1", true));
     assert_eq!(shown.artifacts.len(), 1);
     let content = facts(&world, &sent.id, true).await.expect("it is there").content.expect("asked for");

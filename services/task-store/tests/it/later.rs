@@ -5,7 +5,11 @@ use std::{sync::atomic::Ordering, time::Duration};
 use futures::{StreamExt as _, stream};
 
 use rialto_a2a::Kind;
+use rialto_rpc::tasks::{CancelRequest, Follow, Outcome, task_store_server::TaskStore as _};
+use rialto_store::{Batch, EntryId, Op};
 use rialto_task_store::Options;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Request;
 
 use crate::{engine::TIME_CAN_STAND_STILL, flaky::Flaky, world::*};
 
@@ -40,6 +44,78 @@ async fn a_log_is_folded_away_and_the_task_stays() {
     // Whoever stalled all the time is shown what became of it.
     let end = shorts(slow).await;
     assert_eq!(end.last().map(String::as_str), Some(if end.len() == 1 { "5 task CANCELED" } else { "5 CANCELED" }));
+}
+
+#[tokio::test]
+async fn a_log_with_a_gap_is_an_error_and_never_a_shorter_artifact() {
+    let world = World::with(engine(2), 1, &hasty());
+    let long = "x".repeat(5000);
+    let written = async || {
+        let sent = world.send(Send::new("hi")).await.expect("sends");
+        let begun = world.next().await;
+        world.record(&begun, 3, vec![artifact("a", &long, false), artifact("a", "2", true)]).await;
+        (sent.id, begun)
+    };
+    let lose = async |id: &str, op: Op| {
+        let shard = u16::from_str_radix(&id[34..], 16).expect("two digits");
+        world.engine.commit(Batch { shard, ops: vec![op], ..Batch::default() }).await.expect("commits");
+    };
+    let log = |id: &str| format!("log:{id}");
+    for whole in [false, true] {
+        let (id, begun) = written().await;
+        let stream = log(&id);
+        let lost = match whole {
+            true => Op::Drop { stream },
+            false => Op::Remove { stream, id: EntryId::number(3) },
+        };
+        lose(&id, lost).await;
+        let finish = begun.finish(5, vec![status(S::Completed)]);
+        let refused = world.calls().finish(Request::new(finish)).await.expect_err("nobody knows all of it");
+        assert_eq!(error(&refused).kind, Kind::Internal);
+        let refused = world.get_as("", &id, None).await.expect_err("nor shows a part of it");
+        assert_eq!(refused.kind, Kind::Internal);
+    }
+
+    // One in the middle of what is read at once.
+    let (id, begun) = written().await;
+    world.record(&begun, 5, vec![artifact("a", &long, true)]).await;
+    lose(&id, Op::Remove { stream: log(&id), id: EntryId::number(4) }).await;
+    let refused = world.get_as("", &id, None).await.expect_err("nor without its middle");
+    assert_eq!(refused.kind, Kind::Internal);
+
+    // The clean-up lets it lie, and does not come back to it all the time.
+    let (id, begun) = written().await;
+    world.cancel(&id).await.expect("cancels");
+    world.finish(&begun, 6, vec![]).await;
+    lose(&id, Op::Remove { stream: log(&id), id: EntryId::number(4) }).await;
+    world.background();
+    eventually("set aside", async || world.due("t:").await == 0).await;
+    let rest = world.watch(&id, Some(4)).await.expect("what is left");
+    assert_eq!(shorts(rest).await, ["5 CANCELED"]);
+}
+
+#[tokio::test]
+async fn a_log_that_was_folded_behind_a_runners_back_has_no_gap() {
+    let world = World::with(engine(2), 2, &hasty());
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.next().await;
+    // The first replica knows the task as it is now, and misses what the second one does.
+    world.record(&begun, 3, vec![artifact("a", &"x".repeat(5000), false), artifact("a", "2", true)]).await;
+    let second = &world.replicas[1];
+    let request = CancelRequest { scope: Some(scope("")), id: sent.id.clone(), ..CancelRequest::default() };
+    second.cancel(Request::new(request)).await.expect("cancels");
+    second.finish(Request::new(begun.finish(6, vec![]))).await.expect("stops");
+    let canceled = world.get(&sent.id).await;
+    let stop = CancellationToken::new();
+    let _stopped = stop.clone().drop_guard();
+    second.run_background(&stop, &TaskTracker::new());
+    eventually("folded", async || {
+        let mut updates = world.watch_at(1, &sent.id, Some(0), Follow::Task).await.expect("watches");
+        short(&one(&mut updates).await) == "5 task CANCELED"
+    })
+    .await;
+    assert_eq!(world.finish(&begun, 5, vec![status(S::Completed)]).await, Outcome::Canceled);
+    assert_eq!(world.get(&sent.id).await, canceled);
 }
 
 #[tokio::test]

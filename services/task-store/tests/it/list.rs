@@ -7,8 +7,12 @@ use rialto_a2a::{
     v1::{ListTasksRequest, Task},
     wkt::Timestamp,
 };
+use rialto_rpc::tasks::{ListRequest, task_store_server::TaskStore as Calls};
+use rialto_store::{Batch, Op};
+use rialto_task_store::Options;
+use tonic::Request;
 
-use crate::world::*;
+use crate::{engine::engine, world::*};
 
 fn at(task: &Task) -> Timestamp {
     task.status.as_ref().and_then(|status| status.timestamp).expect("a time")
@@ -160,4 +164,25 @@ async fn a_page_of_large_tasks_is_shorter_and_goes_on() {
         }
     }
     assert_eq!(seen.len(), 5);
+}
+
+#[tokio::test]
+async fn after_flushall_pages_go_on_at_any_replica() {
+    let world = World::with(engine(1), 2, &Options::default());
+    for text in ["1", "2"] {
+        world.send(Send::new(text)).await.expect("sends");
+    }
+    let query = ListTasksRequest { page_size: Some(1), ..ListTasksRequest::default() };
+    let page = async |replica: usize, page_token: &str| {
+        let query = ListTasksRequest { page_token: page_token.to_owned(), ..query.clone() };
+        let request = ListRequest { scope: Some(scope("")), query: Some(query) };
+        let answer = Calls::list(&world.replicas[replica], Request::new(request)).await;
+        answer.map(|answer| answer.into_inner().next_page_token).map_err(|status| error(&status).kind)
+    };
+    page(0, "").await.expect("the first replica knows the key now");
+    let lost = Batch { ops: vec![Op::Delete { key: "cursor-key".to_owned() }], ..Batch::default() };
+    world.engine.commit(lost).await.expect("loses it");
+    let token = page(1, "").await.expect("the second one makes another");
+    assert_eq!(page(1, &token).await, Ok(String::new()));
+    assert_eq!(page(0, &token).await, Ok(String::new()), "and the first one finds it");
 }

@@ -21,7 +21,7 @@ async fn an_echo_task_takes_three_commits_and_everybody_sees_the_same() {
     let result = world.watch(&submitted.id, None).await.expect("watches");
     let begun = world.next().await;
     assert_eq!(begun.turn.message.as_ref().map(text), Some("hi".into()));
-    assert_eq!((begun.turn.fence, begun.turn.attempt, begun.turn.next_event), (1, 1, 3));
+    assert_eq!((begun.turn.attempt, begun.turn.next_event), (1, 3));
     let events = vec![artifact("a", "hi", false), status(S::Completed)];
     let answer = vec![said(Role::Agent, "hi")];
     let done = world.finish_with(&begun, 3, events, |finish| finish.history = answer).await;
@@ -114,7 +114,7 @@ async fn each_state_accepts_messages_or_says_why_not() {
         assert_eq!((again.id.clone(), state(&again)), (sent.id, S::Submitted));
         let begun = world.next().await;
         assert_eq!(begun.turn.message.as_ref().map(text), Some("more".into()));
-        assert_eq!((begun.turn.fence, begun.turn.attempt), (2, 1));
+        assert_eq!(begun.turn.attempt, 1);
     }
     let world = World::new();
     let sent = world.send(Send::new("hi")).await.expect("sends");
@@ -286,6 +286,27 @@ async fn a_message_to_a_busy_task_waits_for_its_turn() {
     assert_eq!((updates.len(), short(&updates[0])), (1, "6 task COMPLETED".into()));
     assert_eq!(shorts(stream).await, ["2 task WORKING", "3 INPUT_REQUIRED", "4 SUBMITTED", "5 WORKING", "6 COMPLETED"]);
     assert_eq!(history(&world.get(&sent.id).await), ["1", "1?", "2"]);
+}
+
+#[tokio::test]
+async fn a_stream_of_a_waiting_message_that_goes_on_elsewhere_does_not_end_with_another_turn() {
+    let world = World::new();
+    let sent = world.send(Send::new("1").queue()).await.expect("sends");
+    let begun = world.next().await;
+    let waits = Send::to(&sent, "2").queue();
+    let turn = waits.0.turn_id.clone();
+    drop(world.updates(waits.follow(Follow::Turn)).await.expect("waits"));
+    let rest = world.rest_of(&sent.id, &turn, 2).await;
+    let strangers = world.rest_of(&sent.id, &[9; 16], 2).await;
+    world.finish(&begun, 3, vec![status(S::InputRequired)]).await;
+    assert_eq!(shorts(strangers).await, ["3 INPUT_REQUIRED"]);
+    let late = world.rest_of(&sent.id, &turn, 3).await;
+    let begun = world.next().await;
+    world.finish(&begun, begun.turn.next_event, vec![status(S::InputRequired)]).await;
+    assert_eq!(shorts(rest).await, ["3 INPUT_REQUIRED", "4 SUBMITTED", "5 WORKING", "6 INPUT_REQUIRED"]);
+    assert_eq!(shorts(late).await, ["4 SUBMITTED", "5 WORKING", "6 INPUT_REQUIRED"]);
+    // Whoever has seen the end is done.
+    assert!(all(world.rest_of(&sent.id, &turn, 6).await).await.is_empty());
 }
 
 #[tokio::test]

@@ -173,9 +173,22 @@ impl World {
         after: Option<u64>,
         follow: Follow,
     ) -> Result<Updates, Error> {
-        let request = WatchRequest { scope: Some(scope("")), id: id.into(), after, follow: follow.into() };
+        let request =
+            WatchRequest { scope: Some(scope("")), id: id.into(), after, follow: follow.into(), ..Default::default() };
         let watched = self.replicas[replica].watch(Request::new(request)).await;
         Ok(watched.map_err(|status| error(&status))?.into_inner())
+    }
+
+    /// What is left of a turn after an event, as a stream that broke off goes on.
+    pub(crate) async fn rest_of(&self, id: &str, turn: &[u8], after: u64) -> Updates {
+        let request = WatchRequest {
+            scope: Some(scope("")),
+            id: id.into(),
+            after: Some(after),
+            follow: Follow::Turn.into(),
+            turn_id: turn.to_vec().into(),
+        };
+        self.replicas[0].watch(Request::new(request)).await.expect("watches").into_inner()
     }
 
     pub(crate) async fn get(&self, id: &str) -> Task {

@@ -166,6 +166,7 @@ impl Client {
                 id: task.to_owned(),
                 after: Some(after),
                 follow: Follow::Turn.into(),
+                ..WatchRequest::default()
             };
             // Some of the updates: a stream may break at any moment.
             let most = 1 + self.world.sim.pick(4);
