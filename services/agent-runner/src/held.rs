@@ -20,8 +20,9 @@ impl Held {
     /// Adds a turn that has begun, until the guard is dropped. `canceled` fires when its task is canceled.
     pub(crate) fn add(&self, claimed: &Claimed, turn: HeldTurn, canceled: CancellationToken) -> HoldGuard {
         let key = key(claimed);
+        let fence = turn.fence;
         self.lock().insert(key.clone(), (turn, canceled));
-        HoldGuard { held: self.clone(), key }
+        HoldGuard { held: self.clone(), key, fence }
     }
 
     /// The turn behind an entry, once it has begun.
@@ -52,10 +53,15 @@ fn key(claimed: &Claimed) -> Key {
 pub(crate) struct HoldGuard {
     held: Held,
     key: Key,
+    fence: u64,
 }
 
 impl Drop for HoldGuard {
     fn drop(&mut self) {
-        self.held.lock().remove(&self.key);
+        let mut turns = self.held.lock();
+        // A turn that task-store took away may have come back before its first attempt was cleared away.
+        if turns.get(&self.key).is_some_and(|(turn, _)| turn.fence == self.fence) {
+            turns.remove(&self.key);
+        }
     }
 }

@@ -303,7 +303,7 @@ impl Turns {
                         Ok(Outcome::Fenced) | Err(Failure::Lost) => return Stop::Fenced,
                         Err(Failure::Refused(error)) => {
                             scribe.discard();
-                            return Stop::Ended(refused(&error));
+                            return refused(&error).map_or_else(Stop::Crashed, Stop::Ended);
                         }
                     }
                 }
@@ -368,10 +368,14 @@ impl Turns {
         let closing = scribe.close(end);
         match self.call_finish(held, closing.page, closing.history, lost).await {
             Err(Failure::Refused(error)) => {
-                // What the agent said cannot be stored: that is then the end that is stored.
                 warn!(%error, "task-store refuses the end of the turn");
+                let end = match refused(&error) {
+                    Ok(end) => end,
+                    Err(crash) => return Attempt::Crashed(crash),
+                };
+                // What the agent said cannot be stored: that is then the end that is stored.
                 scribe.discard();
-                let closing = scribe.close(refused(&error));
+                let closing = scribe.close(end);
                 let outcome = self.call_finish(held, closing.page, closing.history, lost).await;
                 self.settle(held, outcome, "failed", lost).await
             }
@@ -478,12 +482,13 @@ fn invalid_response(detail: &str) -> End {
     End::invalid(detail)
 }
 
-/// The end of a turn whose events task-store does not take.
-fn refused(error: &Error) -> End {
+/// The end of a turn whose events task-store does not take because of what they say. Any other refusal is a fault of
+/// the platform and no end: the attempt counts as a crash, and the next one may have more luck.
+fn refused(error: &Error) -> Result<End, String> {
     match error.kind {
-        Kind::InvalidAgentResponse | Kind::InvalidParams => invalid_response(&error.message),
-        Kind::PayloadTooLarge => End::Failed("the task is too large".to_owned()),
-        _ => End::Failed(error.message.clone().into_owned()),
+        Kind::InvalidAgentResponse | Kind::InvalidParams => Ok(invalid_response(&error.message)),
+        Kind::PayloadTooLarge => Ok(End::Failed("the task is too large".to_owned())),
+        _ => Err(format!("task-store refuses its events: {error}")),
     }
 }
 

@@ -21,7 +21,7 @@ use rialto_a2a::{
     v1::{StreamResponse, stream_response::Payload},
     wkt::Value,
 };
-use rialto_rpc::tasks::{Follow, Scope, TaskStoreClient, Update};
+use rialto_rpc::tasks::{Follow, TaskStoreClient, Update, WatchRequest};
 use rialto_runtime::config::Limits;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -92,7 +92,8 @@ impl Follower {
         Arc::clone(&self.slots).try_acquire_owned().map_err(|_| full())
     }
 
-    /// Follows `updates`, waiting for the snapshot that they begin with. `id` is the task's, if it is known yet.
+    /// Follows `updates`, waiting for the snapshot that they begin with. Should they break off, `watch` says how to go
+    /// on; its id is empty as long as the task's is not known.
     ///
     /// # Errors
     /// What makes the stream end before it began, so that it can be answered without one.
@@ -100,13 +101,11 @@ impl Follower {
         &self,
         permit: OwnedSemaphorePermit,
         call: &Call,
-        scope: Scope,
+        watch: WatchRequest,
         updates: Streaming<Update>,
-        id: Option<String>,
-        follow: Follow,
     ) -> Result<Events> {
-        let resumed = if follow == Follow::Task { call.last_event } else { None };
-        let source = Source::new(self.tasks.clone(), scope, follow, id, resumed, updates);
+        let (follow, resumed) = (watch.follow(), watch.after);
+        let source = Source::new(self.tasks.clone(), watch, updates);
         let source = Arc::new(Mutex::new(source));
         let mut events = Events {
             first: None,

@@ -124,10 +124,15 @@ impl Operations {
     pub(crate) async fn send_streaming_message(&self, call: &Call, request: SendMessageRequest) -> Result<Events> {
         check_streaming(call)?;
         let permit = self.follower.admit()?;
-        let scope = self.scope(call, &request.tenant)?;
         let send = self.prepare(call, request, Follow::Turn).await?;
+        let watch = WatchRequest {
+            scope: send.scope.clone(),
+            turn_id: send.turn_id.clone(),
+            follow: send.follow,
+            ..WatchRequest::default()
+        };
         let updates = within(call, self.send(send)).await??;
-        self.follower.follow(permit, call, scope, updates, None, Follow::Turn).await
+        self.follower.follow(permit, call, watch, updates).await
     }
 
     /// Reads one task (spec §3.1.3).
@@ -178,10 +183,11 @@ impl Operations {
         check_id(&request.id)?;
         let permit = self.follower.admit()?;
         let watch = WatchRequest {
-            scope: Some(scope.clone()),
-            id: request.id.clone(),
+            scope: Some(scope),
+            id: request.id,
             after: call.last_event,
             follow: Follow::Task.into(),
+            ..WatchRequest::default()
         };
         let updates = self
             .ask(call, |mut tasks| {
@@ -190,7 +196,7 @@ impl Operations {
             })
             .await
             .map_err(|error| if call.last_event.is_some() { about_last_event(error) } else { error })?;
-        self.follower.follow(permit, call, scope, updates, Some(request.id), Follow::Task).await
+        self.follower.follow(permit, call, watch, updates).await
     }
 
     /// Creates or replaces a webhook (spec §3.1.7).

@@ -97,6 +97,53 @@ async fn a_store_that_refuses_every_end_is_tried_again() {
     assert_eq!((task.state, task.attempts), (TaskState::Completed, 2));
 }
 
+/// The runner asks so often before it believes an internal error.
+const TRIES: usize = 5;
+
+/// Says something, and comes to an end in later attempts only.
+#[derive(Debug)]
+struct Hesitates;
+
+#[async_trait]
+impl Backend for Hesitates {
+    async fn run(&self, turn: &Turn, events: &Events) -> Result<End, Crash> {
+        events.text(format!("attempt {}", turn.attempt)).await;
+        match turn.attempt {
+            1 => std::future::pending().await,
+            _ => Ok(End::Done(Vec::new())),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_internal_error_of_task_store_is_not_the_end_of_a_task() {
+    for (call, backend) in [("record", Arc::new(Hesitates) as Arc<dyn Backend>), ("finish", Arc::new(Panics(0)))] {
+        let mut lab = Lab::new();
+        for _ in 0..TRIES {
+            lab.refuse(call, Error::internal());
+        }
+        lab.start_with(echo(), backend);
+        let task = lab.ask("x").await;
+        assert_eq!((task.state, task.attempts), (TaskState::Completed, 2), "{call}");
+        assert_eq!(task.artifact_text("answer"), "attempt 2");
+    }
+}
+
+#[tokio::test]
+async fn a_task_store_that_is_broken_for_good_costs_a_bounded_number_of_attempts() {
+    let (mut lab, mut agent) = (Lab::new(), echo());
+    agent.max_attempts = 2;
+    for _ in 0..2 * TRIES {
+        lab.refuse("finish", Error::internal());
+    }
+    lab.start([agent], Duration::from_secs(1));
+    let task = lab.ask("x").await;
+    // As task-store itself says, and not an internal error.
+    assert_eq!((task.state, task.status_text()), (TaskState::Failed, "the agent crashed".to_owned()));
+    assert_eq!(task.attempts, 2);
+    lab.settled().await;
+}
+
 #[tokio::test]
 async fn a_canceled_task_is_never_begun() {
     let mut lab = Lab::new();

@@ -12,7 +12,7 @@ use rialto_a2a::{
     Error, Kind, Result,
     v1::{TaskState, stream_response::Payload},
 };
-use rialto_rpc::tasks::{Follow, Scope, TaskStoreClient, Update, WatchRequest};
+use rialto_rpc::tasks::{Follow, TaskStoreClient, Update, WatchRequest};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tonic::Streaming;
 use tracing::{debug, warn};
@@ -26,10 +26,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Where the events of one task come from, whatever happens on the way.
 pub(super) struct Source {
     tasks: TaskStoreClient,
-    scope: Scope,
-    follow: Follow,
-    /// Of the task; a message without a task has none, and cannot be followed twice.
-    id: Option<String>,
+    /// How to go on. A message without a task has no id, and cannot be followed twice.
+    watch: WatchRequest,
     /// Of the last event.
     number: u64,
     state: State,
@@ -56,26 +54,18 @@ pub(super) enum State {
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Source").field("id", &self.id).field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("Source").field("id", &self.watch.id).field("number", &self.number).finish_non_exhaustive()
     }
 }
 
 impl Source {
-    /// Begins with updates that are there already. `after`: the last event that the reader knows.
-    pub(super) fn new(
-        tasks: TaskStoreClient,
-        scope: Scope,
-        follow: Follow,
-        id: Option<String>,
-        after: Option<u64>,
-        updates: Streaming<Update>,
-    ) -> Self {
+    /// Begins with updates that are there already, and goes on as `watch` says, which has the last event that the
+    /// reader knows.
+    pub(super) fn new(tasks: TaskStoreClient, watch: WatchRequest, updates: Streaming<Update>) -> Self {
         Self {
             tasks,
-            scope,
-            follow,
-            id,
-            number: after.unwrap_or(0),
+            number: watch.after.unwrap_or(0),
+            watch,
             state: State::Open(Box::new(updates)),
             settled: false,
             moved: false,
@@ -152,13 +142,13 @@ impl Source {
             }
             None => (None, None),
         };
-        if self.id.is_none() {
-            self.id = id.cloned();
+        if let Some(id) = id.filter(|_| self.watch.id.is_empty()) {
+            self.watch.id.clone_from(id);
         }
         if let Some(state) = state {
             self.settled = match state {
                 TaskState::Completed | TaskState::Failed | TaskState::Canceled | TaskState::Rejected => true,
-                TaskState::InputRequired => self.follow == Follow::Turn,
+                TaskState::InputRequired => self.watch.follow() == Follow::Turn,
                 _ => false,
             };
         }
@@ -167,14 +157,14 @@ impl Source {
     /// Tries again later, or gives the error back if that is of no use.
     fn recover(&mut self, error: Error) -> Option<Error> {
         let since = *self.failing.get_or_insert_with(Instant::now);
-        if error.kind != Kind::Unavailable || self.id.is_none() || since.elapsed() >= RECOVERY {
+        if error.kind != Kind::Unavailable || self.watch.id.is_empty() || since.elapsed() >= RECOVERY {
             if error.kind == Kind::Unavailable {
-                warn!(task.id = self.id, "a stream ends because task-store is away");
+                warn!(task.id = self.watch.id, "a stream ends because task-store is away");
             }
             self.state = State::Over;
             return Some(error);
         }
-        debug!(task.id = self.id, "a stream lost task-store");
+        debug!(task.id = self.watch.id, "a stream lost task-store");
         self.state = State::Waiting(Box::pin(sleep_until(Instant::now() + self.pause)));
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         None
@@ -182,12 +172,7 @@ impl Source {
 
     /// Watches again, after the last event.
     fn open(&mut self) {
-        let request = WatchRequest {
-            scope: Some(self.scope.clone()),
-            id: self.id.clone().unwrap_or_default(),
-            after: Some(self.number),
-            follow: self.follow.into(),
-        };
+        let request = WatchRequest { after: Some(self.number), ..self.watch.clone() };
         let mut tasks = self.tasks.clone();
         let watch = async move {
             let answer = timeout(STORE_TIMEOUT, tasks.watch(request)).await.map_err(|_| Error::unavailable())?;
@@ -198,7 +183,7 @@ impl Source {
 
     /// Gives back what to drop, outside of the lock.
     pub(super) fn park_if_stalled(&mut self) -> Option<State> {
-        let stalled = !self.asked && self.id.is_some() && self.delivered.elapsed() >= STALLED;
+        let stalled = !self.asked && !self.watch.id.is_empty() && self.delivered.elapsed() >= STALLED;
         (stalled && matches!(self.state, State::Open(_))).then(|| std::mem::replace(&mut self.state, State::Parked))
     }
 }

@@ -58,7 +58,8 @@ pub(super) enum Next {
     Gone(Exit),
 }
 
-/// A running agent process in a group of its own, which is killed as a whole when this is dropped.
+/// A running agent process in a group of its own, which is killed as a whole when this is dropped: with the task that
+/// holds it, so at the latest with the runtime.
 pub(super) struct Process {
     /// Different for each process of this runner.
     pub id: u64,
