@@ -9,7 +9,7 @@ use url::Url;
 use crate::{
     admin, bench,
     client::Binding,
-    config, dev,
+    config, dev, output,
     serve::{self, Role},
     talk,
 };
@@ -23,6 +23,9 @@ Exit codes:
   4    the server answered an error
   5    the task waits for input or authorization
   130  stopped at once by a second Ctrl-C (143: SIGTERM)";
+
+/// At the end of a server: its tasks are dropped in some milliseconds, unless the machine does not let them.
+const LAST_DROPS: Duration = Duration::from_secs(2);
 
 /// Serves AI agents over A2A 1.0, and talks to any that are.
 #[derive(Debug, Parser)]
@@ -131,6 +134,9 @@ pub(crate) struct SendArgs {
     /// Continue this task
     #[arg(long, value_name = "TASK_ID")]
     pub(crate) task: Option<String>,
+    /// Name the message: sent again with the same key it is the same task, for 24 hours
+    #[arg(long, value_name = "KEY", value_parser = idempotency_key)]
+    pub(crate) idempotency_key: Option<String>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 }
@@ -157,8 +163,8 @@ pub(crate) enum TaskCommand {
         #[arg(long, value_name = "STATE", value_parser = talk::parse_state)]
         status: Option<rialto_a2a::v1::TaskState>,
         /// At most this many
-        #[arg(long, value_name = "N", default_value_t = 50)]
-        limit: usize,
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
         #[command(flatten)]
         server: ServerArgs,
     },
@@ -203,6 +209,14 @@ pub(crate) fn web_url(text: &str) -> Result<Url, String> {
     }
 }
 
+/// A name for a message, as servers take it.
+fn idempotency_key(text: &str) -> Result<String, &'static str> {
+    match (1..=256).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(text.to_owned()),
+        false => Err("must be 1 to 256 visible ASCII characters"),
+    }
+}
+
 /// A length of time that is more than none.
 pub(crate) fn positive_span(text: &str) -> Result<Duration, String> {
     match text.parse::<Span>()?.0 {
@@ -217,9 +231,11 @@ pub(crate) fn run() -> ExitCode {
     // A second call in one process finds its own work done.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let command = Cli::parse().command;
+    let serves = matches!(command, Command::Dev(_) | Command::Serve(_));
     // Servers start their telemetry when they know their configuration.
-    if !matches!(command, Command::Dev(_) | Command::Serve(_)) {
-        telemetry::init(telemetry::Format::from_env(), "warn");
+    match serves {
+        true => output::log_problems(telemetry::Format::from_env()),
+        false => telemetry::init(telemetry::Format::from_env(), "warn"),
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -240,13 +256,18 @@ pub(crate) fn run() -> ExitCode {
             Err(error) => fail(1, &format!("{error:#}")),
         },
     };
-    // Blocking reads of stdin cannot be ended; they must not hold the process.
-    runtime.shutdown_background();
+    if serves {
+        // Ends every task, whatever it was at, and with it what it held: the processes of agents are killed here.
+        runtime.shutdown_timeout(LAST_DROPS);
+    } else {
+        // Blocking reads of stdin cannot be ended; they must not hold the process.
+        runtime.shutdown_background();
+    }
     code
 }
 
 /// Ends a command with one line of explanation.
 pub(crate) fn fail(code: u8, problem: &str) -> ExitCode {
-    crate::output::complain(&format!("error: {problem}"));
+    output::error(problem);
     ExitCode::from(code)
 }

@@ -4,7 +4,10 @@
 
 use std::{env, process::ExitCode};
 
-use rialto_runtime::config::{Config, Flag, StoreKind};
+use rialto_runtime::{
+    config::{Config, Flag, StoreKind},
+    telemetry,
+};
 use serde_json::json;
 
 use crate::{
@@ -52,6 +55,10 @@ fn model_agent(model: &str) -> String {
 }
 
 fn greet(config: &Config, base: &str) {
+    // They share stderr with the log, which is for programs then.
+    if telemetry::Format::from_env() == telemetry::Format::Json {
+        return;
+    }
     let program = env::args().next().unwrap_or_else(|| "rialto".to_owned());
     for line in hints(config, base, &program) {
         output::complain(&line);

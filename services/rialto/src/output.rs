@@ -3,7 +3,11 @@
 use std::{
     borrow::Cow,
     io::{self, Write as _},
+    sync::atomic::{AtomicBool, Ordering},
 };
+
+use rialto_runtime::telemetry::{Format, say_json};
+use tracing::Level;
 
 /// Writes a line to stdout at once.
 pub(crate) fn line(text: &str) -> io::Result<()> {
@@ -18,6 +22,31 @@ pub(crate) fn text(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
+}
+
+/// Whether stderr is a log of JSON lines.
+static JSON_LOG: AtomicBool = AtomicBool::new(false);
+
+/// From now on stderr is the log of a server: its problems are lines of the log, as JSON when that is the format.
+pub(crate) fn log_problems(format: Format) {
+    JSON_LOG.store(format == Format::Json, Ordering::Relaxed);
+}
+
+/// Says on stderr what is wrong.
+pub(crate) fn error(problem: &str) {
+    say(Level::ERROR, "error", problem);
+}
+
+/// Says on stderr what may be wrong.
+pub(crate) fn warning(problem: &str) {
+    say(Level::WARN, "warning", problem);
+}
+
+fn say(level: Level, name: &str, problem: &str) {
+    match JSON_LOG.load(Ordering::Relaxed) {
+        true => say_json(level, problem),
+        false => complain(&format!("{name}: {problem}")),
+    }
 }
 
 /// Writes a line to stderr, if somebody listens.

@@ -58,7 +58,7 @@ pub(crate) async fn call(args: SendArgs) -> ExitCode {
     run(args.server.timeout.or(Some(RESULT)), async {
         let request = request(&args).await?;
         let client = Client::connect(&args.server.url, args.server.binding).await?;
-        let response = client.send(request).await?;
+        let response = client.send(request, args.idempotency_key.as_deref()).await?;
         let payload = match response.payload {
             Some(send_message_response::Payload::Task(task)) => Some(Payload::Task(task)),
             Some(send_message_response::Payload::Message(message)) => Some(Payload::Message(message)),
@@ -76,7 +76,7 @@ pub(crate) async fn stream(args: SendArgs) -> ExitCode {
     run(args.server.timeout, async {
         let request = request(&args).await?;
         let client = Client::connect(&args.server.url, args.server.binding).await?;
-        show(&args.server, client.stream(request).await?).await
+        show(&args.server, client.stream(request, args.idempotency_key.as_deref()).await?).await
     })
     .await
 }
@@ -184,7 +184,8 @@ async fn request(args: &SendArgs) -> Result<SendMessageRequest, Failure> {
     let text = if args.message == "-" { stdin().await? } else { args.message.clone() };
     let part = Part { content: Some(Content::Text(text)), ..Part::default() };
     let message = Message {
-        message_id: Uuid::new_v4().to_string(),
+        // The message that has this name must be the same each time.
+        message_id: args.idempotency_key.clone().unwrap_or_else(|| Uuid::new_v4().to_string()),
         context_id: args.context.clone().unwrap_or_default(),
         task_id: args.task.clone().unwrap_or_default(),
         role: Role::User.into(),
@@ -240,14 +241,14 @@ async fn list(
     as_json: bool,
     context: Option<String>,
     status: Option<TaskState>,
-    limit: usize,
+    limit: u32,
 ) -> Result<ExitCode, Stop> {
     let mut request = ListTasksRequest {
         context_id: context.unwrap_or_default(),
         status: status.unwrap_or_default().into(),
         ..ListTasksRequest::default()
     };
-    let mut left = limit;
+    let mut left = limit as usize;
     while left > 0 {
         request.page_size = i32::try_from(left.min(PAGE)).ok();
         let page = client.list(request.clone()).await?;

@@ -34,9 +34,14 @@ enum Seen {
 }
 
 impl Client {
-    /// Sends a message and follows its turn: until it ends or asks for something.
-    pub(crate) async fn stream(&self, request: SendMessageRequest) -> Result<impl Stream<Item = Result<Update>>> {
-        let updates = self.wire.stream(SendMessageRequest { tenant: self.tenant.clone(), ..request }).await?;
+    /// Sends a message, under a name of its own (`Idempotency-Key`) if it has one, and follows its turn: until it
+    /// ends or asks for something.
+    pub(crate) async fn stream(
+        &self,
+        request: SendMessageRequest,
+        key: Option<&str>,
+    ) -> Result<impl Stream<Item = Result<Update>> + use<'_>> {
+        let updates = self.wire.stream(SendMessageRequest { tenant: self.tenant.clone(), ..request }, key).await?;
         Ok(self.follow(Some(updates), None, None))
     }
 

@@ -90,6 +90,14 @@ fn stream_request<T>(message: T) -> Request<T> {
     request
 }
 
+fn named<T>(mut request: Request<T>, key: Option<&str>) -> Result<Request<T>> {
+    if let Some(key) = key {
+        let key = key.parse().map_err(|_| Failure::Usage("the idempotency key is not ASCII text".to_owned()))?;
+        request.metadata_mut().insert("idempotency-key", key);
+    }
+    Ok(request)
+}
+
 fn number(event: &StreamResponse) -> Option<u64> {
     let metadata: Option<&Struct> = match event.payload.as_ref()? {
         Payload::Task(task) => task.metadata.as_ref(),
@@ -107,8 +115,8 @@ fn number(event: &StreamResponse) -> Option<u64> {
 
 #[tonic::async_trait]
 impl Wire for Grpc {
-    async fn send(&self, message: SendMessageRequest) -> Result<SendMessageResponse> {
-        let reply = self.client.clone().send_message(request(message)).await;
+    async fn send(&self, message: SendMessageRequest, key: Option<&str>) -> Result<SendMessageResponse> {
+        let reply = self.client.clone().send_message(named(request(message), key)?).await;
         reply.map(tonic::Response::into_inner).map_err(|status| self.failure(&status))
     }
 
@@ -127,8 +135,8 @@ impl Wire for Grpc {
         reply.map(tonic::Response::into_inner).map_err(|status| self.failure(&status))
     }
 
-    async fn stream(&self, message: SendMessageRequest) -> Result<Updates> {
-        let events = self.client.clone().send_streaming_message(stream_request(message)).await;
+    async fn stream(&self, message: SendMessageRequest, key: Option<&str>) -> Result<Updates> {
+        let events = self.client.clone().send_streaming_message(named(stream_request(message), key)?).await;
         events.map(|events| self.updates(events.into_inner())).map_err(|status| self.failure(&status))
     }
 

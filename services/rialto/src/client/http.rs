@@ -50,6 +50,15 @@ impl Http {
         self.client.post(self.url(path)).header("a2a-version", VERSION).header(CONTENT_TYPE, json).body(body)
     }
 
+    /// The same for a message, which may have a name (`Idempotency-Key`).
+    pub(super) fn post_message(&self, path: &str, body: Vec<u8>, key: Option<&str>) -> RequestBuilder {
+        let request = self.post(path, body);
+        match key {
+            Some(key) => request.header("idempotency-key", key),
+            None => request,
+        }
+    }
+
     /// Sends a request; the answer's status is the caller's to judge.
     pub(super) async fn send(&self, request: RequestBuilder) -> Result<Response> {
         request.send().await.map_err(|error| self.broken(&error))

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::StreamExt as _;
+use reqwest::RequestBuilder;
 use rialto_a2a::{
     json,
     v1::{
@@ -54,8 +55,11 @@ impl JsonRpc {
     }
 
     async fn call<T: Serialize + Sync, R: DeserializeOwned>(&self, method: &str, params: &T) -> Result<R> {
-        let response = self.http.send(self.http.post("", self.body(method, params)?)).await?;
-        self.answer(response).await
+        self.ask(self.http.post("", self.body(method, params)?)).await
+    }
+
+    async fn ask<R: DeserializeOwned>(&self, request: RequestBuilder) -> Result<R> {
+        self.answer(self.http.send(request).await?).await
     }
 
     /// Errors have a JSON-RPC body whatever the HTTP status says.
@@ -70,11 +74,7 @@ impl JsonRpc {
         }
     }
 
-    async fn follow<T: Serialize>(&self, method: &str, params: &T, after: Option<u64>) -> Result<Updates> {
-        let mut request = self.http.post("", self.body(method, params)?);
-        if let Some(after) = after {
-            request = request.header("last-event-id", after);
-        }
+    async fn follow(&self, request: RequestBuilder) -> Result<Updates> {
         match self.http.open(request).await? {
             Ok(events) => Ok(events
                 .map(|event| {
@@ -111,8 +111,8 @@ impl From<ErrorObject> for Failure {
 
 #[tonic::async_trait]
 impl Wire for JsonRpc {
-    async fn send(&self, request: SendMessageRequest) -> Result<SendMessageResponse> {
-        self.call("SendMessage", &request).await
+    async fn send(&self, request: SendMessageRequest, key: Option<&str>) -> Result<SendMessageResponse> {
+        self.ask(self.http.post_message("", self.body("SendMessage", &request)?, key)).await
     }
 
     async fn get(&self, request: GetTaskRequest) -> Result<Task> {
@@ -127,11 +127,15 @@ impl Wire for JsonRpc {
         self.call("CancelTask", &request).await
     }
 
-    async fn stream(&self, request: SendMessageRequest) -> Result<Updates> {
-        self.follow("SendStreamingMessage", &request, None).await
+    async fn stream(&self, request: SendMessageRequest, key: Option<&str>) -> Result<Updates> {
+        self.follow(self.http.post_message("", self.body("SendStreamingMessage", &request)?, key)).await
     }
 
     async fn subscribe(&self, request: SubscribeToTaskRequest, after: Option<u64>) -> Result<Updates> {
-        self.follow("SubscribeToTask", &request, after).await
+        let mut request = self.http.post("", self.body("SubscribeToTask", &request)?);
+        if let Some(after) = after {
+            request = request.header("last-event-id", after);
+        }
+        self.follow(request).await
     }
 }

@@ -125,14 +125,15 @@ pub(crate) struct Update {
 /// Updates in order. Ends where the server ended it; a broken connection is a [`Failure::Unreachable`].
 type Updates = BoxStream<'static, Result<Update>>;
 
-/// A binding, connected to one interface of an agent.
+/// A binding, connected to one interface of an agent. A `key` is the client's name for a message: the same message
+/// may be sent again under it, and is accepted once.
 #[tonic::async_trait]
 trait Wire: fmt::Debug + Send + Sync {
-    async fn send(&self, request: SendMessageRequest) -> Result<SendMessageResponse>;
+    async fn send(&self, request: SendMessageRequest, key: Option<&str>) -> Result<SendMessageResponse>;
     async fn get(&self, request: GetTaskRequest) -> Result<Task>;
     async fn list(&self, request: ListTasksRequest) -> Result<ListTasksResponse>;
     async fn cancel(&self, request: CancelTaskRequest) -> Result<Task>;
-    async fn stream(&self, request: SendMessageRequest) -> Result<Updates>;
+    async fn stream(&self, request: SendMessageRequest, key: Option<&str>) -> Result<Updates>;
     async fn subscribe(&self, request: SubscribeToTaskRequest, after: Option<u64>) -> Result<Updates>;
 }
 
@@ -170,9 +171,9 @@ impl Client {
         Ok(Self { wire, tenant })
     }
 
-    /// Sends a message and waits for its result.
-    pub(crate) async fn send(&self, request: SendMessageRequest) -> Result<SendMessageResponse> {
-        self.wire.send(SendMessageRequest { tenant: self.tenant.clone(), ..request }).await
+    /// Sends a message, under a name of its own (`Idempotency-Key`) if it has one, and waits for its result.
+    pub(crate) async fn send(&self, request: SendMessageRequest, key: Option<&str>) -> Result<SendMessageResponse> {
+        self.wire.send(SendMessageRequest { tenant: self.tenant.clone(), ..request }, key).await
     }
 
     /// Reads a task.

@@ -124,9 +124,9 @@ fn body<T: Serialize>(request: &T) -> Result<Vec<u8>> {
 
 #[tonic::async_trait]
 impl Wire for Rest {
-    async fn send(&self, request: SendMessageRequest) -> Result<SendMessageResponse> {
+    async fn send(&self, request: SendMessageRequest, key: Option<&str>) -> Result<SendMessageResponse> {
         let path = below(&request.tenant, "/message:send");
-        self.call(self.http.post(&path, body(&request)?)).await
+        self.call(self.http.post_message(&path, body(&request)?, key)).await
     }
 
     async fn get(&self, request: GetTaskRequest) -> Result<Task> {
@@ -155,9 +155,9 @@ impl Wire for Rest {
         self.call(self.http.post(&path, body(&request)?)).await
     }
 
-    async fn stream(&self, request: SendMessageRequest) -> Result<Updates> {
+    async fn stream(&self, request: SendMessageRequest, key: Option<&str>) -> Result<Updates> {
         let path = below(&request.tenant, "/message:stream");
-        self.follow(self.http.post(&path, body(&request)?)).await
+        self.follow(self.http.post_message(&path, body(&request)?, key)).await
     }
 
     async fn subscribe(&self, request: SubscribeToTaskRequest, after: Option<u64>) -> Result<Updates> {

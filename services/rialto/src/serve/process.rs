@@ -3,6 +3,8 @@
 //! Services of the same process call each other in memory, others over the network; both are the same gRPC client.
 
 use std::{
+    convert::Infallible,
+    future::pending,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     process::ExitCode,
     sync::Arc,
@@ -33,7 +35,7 @@ use url::Url;
 use super::{
     admin,
     gate::Gate,
-    health::{self, Needs},
+    health::{self, Known, Needs},
     metrics, store,
 };
 use crate::{
@@ -98,23 +100,35 @@ pub(crate) async fn run(config: Config, services: Services, greet: impl FnOnce(&
     if let Err(error) = raise_file_limit() {
         warn!(%error, "cannot raise the limit of open files");
     }
-    let code = match Box::pin(serve(config, services, greet)).await {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(failure)) => fail(1, &failure.to_string()),
-        Err(problem) => fail(2, &problem),
+    let signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return fail(2, &format!("cannot watch for signals: {error}")),
     };
-    telemetry.stop(LAST_EXPORT).await;
-    code
+    let supervisor = Supervisor::new();
+    let watch = signals.watch(supervisor.stop());
+    let served = async {
+        let code = match Box::pin(serve(config, services, supervisor, greet)).await {
+            Ok(Ok(())) => ExitCode::SUCCESS,
+            Ok(Err(failure)) => fail(1, &failure.to_string()),
+            Err(problem) => fail(2, &problem),
+        };
+        telemetry.stop(LAST_EXPORT).await;
+        code
+    };
+    tokio::select! {
+        code = served => code,
+        code = watch => ExitCode::from(code),
+    }
 }
 
 /// The outer error is one of starting, the inner one of running.
 async fn serve(
     config: Config,
     services: Services,
+    supervisor: Supervisor,
     greet: impl FnOnce(&Config, &str),
 ) -> Result<Result<(), Failure>, String> {
-    let signals = Signals::new().map_err(|error| format!("cannot watch for signals: {error}"))?;
-    let process = Process::new(config, services)?;
+    let process = Process::new(config, services, supervisor)?;
     let ports = Ports::bind(&process).await?;
     let (base, admin) = (ports.url(&process), url(ports.admin.local_addr()));
     let Ports { public, task_store, admin: probes } = ports;
@@ -128,20 +142,23 @@ async fn serve(
         Ok(())
     };
     let run = process.supervisor.clone().run(process.config.stop_grace.0 + HAND_BACK);
-    // These are not what the process waits for: they live until it ends.
-    let watch = signals.watch(process.supervisor.stop());
     // Routes for the operator alone go into the list.
     let api = Api::new(&process.config, process.admin.clone(), process.tasks.clone());
     let guarded = [metrics::router(), api.router()];
     let router = admin::router(process.needs.clone(), process.config.admin_token.clone(), guarded);
     let probes = probes.serve(router, process.limits(), CancellationToken::new(), HAND_BACK);
-    let watch = async { tokio::join!(watch, probes).0 };
+    let work = async { tokio::join!(started, run) };
+    // The process does not wait for its probes: they live until it ends.
+    let probes = async {
+        probes.await;
+        pending::<Infallible>().await
+    };
     tokio::select! {
-        (started, result) = async { tokio::join!(started, run) } => {
+        (started, result) = work => {
             let started: Result<(), String> = started;
             started.map(|()| result)
         }
-        never = watch => match never {},
+        never = probes => match never {},
     }
 }
 
@@ -210,15 +227,14 @@ struct Process {
 }
 
 impl Process {
-    fn new(config: Config, services: Services) -> Result<Self, String> {
+    fn new(config: Config, services: Services, supervisor: Supervisor) -> Result<Self, String> {
         let identity = match &config.services.tls {
             Some(tls) => {
                 let identity = Identity::new(tls.cert.expose(), tls.key.expose(), tls.ca.expose());
-                Some(identity.map_err(|problem| format!("services.tls: {problem}"))?)
+                Some(identity.map_err(|problem| format!("services.tls.{problem}"))?)
             }
             None => None,
         };
-        let supervisor = Supervisor::new();
         let gate = Gate::default();
         let transport = match services.task_store {
             true => Transport::in_memory(gate.clone()),
@@ -230,9 +246,8 @@ impl Process {
         let admin = tasks::admin_client(transport.clone());
         let tasks = tasks::client(transport);
         let needs = Needs {
-            store: services.use_store().then(Arc::default),
-            tasks: services.call_task_store().then(|| tasks.clone()),
-            served: Arc::default(),
+            store: services.use_store().then(Known::default),
+            tasks: services.call_task_store().then(Known::default),
             stop: supervisor.stop(),
         };
         Ok(Self { config, services, supervisor, tasks, admin, gate, needs, identity })
@@ -258,16 +273,24 @@ impl Process {
             self.listen("task-store", port, router, limits);
         }
 
-        let Some(store) = &self.needs.store else { return Ok(()) };
+        let watch_tasks = || {
+            if let Some(known) = &self.needs.tasks {
+                tracker.spawn(health::watch_tasks(self.tasks.clone(), known.clone(), stop.clone()));
+            }
+        };
+        if !self.services.task_store {
+            watch_tasks();
+        }
+        let Some(known) = &self.needs.store else { return Ok(()) };
         let Some(engine) = stop.run_until_cancelled(store::open(config)).await else { return Ok(()) };
         let engine = engine?;
-        drop(store.set(Arc::clone(&engine)));
+        tracker.spawn(health::watch_store(Arc::clone(&engine), known.clone(), reporter, stop.clone()));
         if self.services.task_store {
             let service = TaskStore::new(Arc::clone(&engine), &rialto_task_store::Options::default());
             service.run_background(&stop, &tracker);
             service.measure_queues(agents(config), &stop, &tracker);
             self.gate.open(service);
-            tracker.spawn(health::report(Arc::clone(&engine), reporter, stop));
+            watch_tasks();
         }
         if self.services.agent_runner {
             self.run_agents(engine);
@@ -301,9 +324,10 @@ impl Process {
             stop_grace: self.config.stop_grace.0.saturating_sub(HAND_BACK),
         };
         let (tasks, stop) = (self.tasks.clone(), self.supervisor.stop());
+        let known = self.needs.tasks.clone().unwrap_or_default();
         self.supervisor.part("agent-runner", async move {
             // Turns that it could not begin are better left to others.
-            if !health::task_store_answers(&tasks, &stop).await {
+            if !known.tasks_are_served(&stop).await {
                 return Ok(());
             }
             rialto_agent_runner::run(options, engine, tasks, stop).await.map_err(|error| format!("{error:#}"))

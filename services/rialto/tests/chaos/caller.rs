@@ -266,6 +266,7 @@ impl Caller {
             text,
             steps,
             expected,
+            since: Instant::now(),
             sends: 0,
             refused: 0,
             task: None,

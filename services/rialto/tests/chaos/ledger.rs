@@ -27,14 +27,16 @@ pub(crate) struct Entry {
     pub(crate) steps: u64,
     /// What the task's artifact must hold at the end.
     pub(crate) expected: String,
+    /// When it was sent for the first time.
+    pub(crate) since: Instant,
     pub(crate) sends: u32,
     /// How many of them were refused for now.
     pub(crate) refused: u32,
     /// The task, when the message was answered.
     pub(crate) task: Option<String>,
     pub(crate) answered: Option<Instant>,
-    /// The terminal state that was seen, and when.
-    pub(crate) ended: Option<(String, Instant)>,
+    /// The end that was seen.
+    pub(crate) ended: Option<End>,
     pub(crate) stream: Stream,
     /// Streams that were opened after the first.
     pub(crate) resumed: u32,
@@ -55,16 +57,13 @@ impl Entry {
             Some(_) => {}
             None => (self.task, self.answered) = (Some(id.to_owned()), Some(Instant::now())),
         }
-        let state = state(task);
         match &self.ended {
-            Some((before, _)) if *before != state => self.faults.push(format!("was {before}, is {state}")),
-            None if TERMINAL.contains(&state) => self.end(state),
+            Some(end) if end.state != state(task) => {
+                self.faults.push(format!("was {}, is {}", end.told, told(task)));
+            }
+            None if is_over(task) => self.ended = Some(End::of(task)),
             _ => {}
         }
-    }
-
-    fn end(&mut self, state: &str) {
-        self.ended = Some((state.to_owned(), Instant::now()));
     }
 
     /// Takes an event of a stream: numbered without gaps, and nothing after the last.
@@ -91,15 +90,29 @@ impl Entry {
             }
             self.stream.work += &text(&update["artifact"]);
         }
-        if let Some(update) = event.get("statusUpdate") {
-            let state = state(update);
-            if TERMINAL.contains(&state) {
-                if state == "COMPLETED" && self.stream.work != self.expected {
-                    self.faults.push(format!("the stream made {:?}", self.stream.work));
-                }
-                self.end(state);
+        if let Some(update) = event.get("statusUpdate")
+            && is_over(update)
+        {
+            if state(update) == "COMPLETED" && self.stream.work != self.expected {
+                self.faults.push(format!("the stream made {:?}", self.stream.work));
             }
+            self.ended = Some(End::of(update));
         }
+    }
+}
+
+/// The end of a task, as somebody saw it.
+#[derive(Debug)]
+pub(crate) struct End {
+    state: String,
+    /// With its reason.
+    told: String,
+    at: Instant,
+}
+
+impl End {
+    fn of(holder: &Value) -> Self {
+        Self { state: state(holder).to_owned(), told: told(holder), at: Instant::now() }
     }
 }
 
@@ -112,9 +125,18 @@ pub(crate) struct Stream {
     work: String,
 }
 
-/// Whether a task has ended.
-pub(crate) fn is_over(task: &Value) -> bool {
-    TERMINAL.contains(&state(task))
+/// Whether a task, or an update of its status, says that it has ended.
+pub(crate) fn is_over(holder: &Value) -> bool {
+    TERMINAL.contains(&state(holder))
+}
+
+/// The state with what is said about it: `FAILED crashed "The agent…"`.
+fn told(holder: &Value) -> String {
+    let (state, message) = (state(holder), &holder["status"]["message"]);
+    match (message["metadata"]["reason"].as_str(), text(message)) {
+        (None, text) if text.is_empty() => state.to_owned(),
+        (reason, text) => format!("{state} {} {text:?}", reason.unwrap_or("for no reason")),
+    }
 }
 
 /// `COMPLETED`.
@@ -128,8 +150,8 @@ fn artifact(task: &Value) -> String {
     task["artifacts"].as_array().into_iter().flatten().map(text).collect()
 }
 
-fn text(artifact: &Value) -> String {
-    let parts = artifact["parts"].as_array().into_iter().flatten();
+fn text(holder: &Value) -> String {
+    let parts = holder["parts"].as_array().into_iter().flatten();
     parts.filter_map(|part| part["text"].as_str()).collect()
 }
 
@@ -179,6 +201,8 @@ pub(crate) struct Ledger {
     /// Messages whose clients saw more than one course of events, because the store lost the first.
     disturbed: usize,
     took: Duration,
+    /// Ends other than completed, which these agents give no cause for, and how often each was seen.
+    ends: BTreeMap<String, usize>,
     faults: Vec<String>,
     /// Faults of those.
     forgiven: Vec<String>,
@@ -206,6 +230,9 @@ impl AddAssign for Ledger {
             *sum += one;
         }
         self.took += other.took;
+        for (end, times) in other.ends {
+            *self.ends.entry(end).or_default() += times;
+        }
         self.faults.extend(other.faults);
         self.forgiven.extend(other.forgiven);
     }
@@ -219,6 +246,7 @@ impl fmt::Display for Ledger {
         let Self { duplicated, steps, repeated_steps, resumed, refused, disturbed, .. } = self;
         write!(f, ", duplicated {duplicated}, steps {steps} (repeated {repeated_steps}), resumed streams {resumed}")?;
         write!(f, ", sends refused for now {refused}, disturbed by the store {disturbed}; {} s", self.took.as_secs())?;
+        self.ends.iter().take(20).try_for_each(|(end, times)| write!(f, "\n  {times}x seen: {end}"))?;
         self.forgiven.iter().take(20).try_for_each(|fault| write!(f, "\n  forgiven: {fault}"))?;
         self.faults.iter().take(40).try_for_each(|fault| write!(f, "\n  fault: {fault}"))
     }
@@ -282,9 +310,10 @@ impl Ledger {
         }
         let lossy = |at: Instant| rules.lossy.iter().any(|(from, to)| (*from..*to).contains(&at));
         let may_be_gone = entry.answered.is_some_and(lossy);
-        let disturbed = rules.lossy.iter().any(|(from, to)| {
-            entry.answered.is_none_or(|at| at < *to) && entry.ended.as_ref().is_none_or(|(_, at)| at >= from)
-        });
+        let disturbed = rules
+            .lossy
+            .iter()
+            .any(|(from, to)| entry.since < *to && entry.ended.as_ref().is_none_or(|end| end.at >= *from));
         if disturbed && !faults.is_empty() {
             self.disturbed += 1;
             let forgiven = std::mem::take(&mut faults).into_iter();
@@ -295,14 +324,19 @@ impl Ledger {
                 self.answered += 1;
                 let shown = tasks.get(task).map_or(&[] as &[_], Vec::as_slice);
                 let states: BTreeSet<_> = shown.iter().map(|task| task.as_ref().map_or("gone", state)).collect();
-                let seen = entry.ended.as_ref().map(|(state, _)| state.as_str());
+                let ends = shown.iter().flatten().filter(|task| is_over(task)).map(told);
+                let ends: BTreeSet<_> = ends.chain(entry.ended.iter().map(|end| end.told.clone())).collect();
+                for end in ends.iter().filter(|end| *end != "COMPLETED") {
+                    *self.ends.entry(end.clone()).or_default() += 1;
+                }
+                let seen = entry.ended.as_ref().map(|end| end.state.as_str());
                 match states.iter().copied().collect::<Vec<_>>()[..] {
                     [now] if TERMINAL.contains(&now) && seen.is_none_or(|seen| seen == now) => {
                         if now == "COMPLETED" {
                             self.completed += 1;
                         } else {
                             self.failed += 1;
-                            faults.push(format!("ended {now}"));
+                            faults.push(format!("ended {ends:?}"));
                         }
                         if let Some(wrong) = shown.iter().flatten().find(|it| artifact(it) != entry.expected) {
                             faults.push(format!("made {:?}", artifact(wrong)));
@@ -312,13 +346,9 @@ impl Ledger {
                         }
                     }
                     ["gone"] if may_be_gone => self.lost_by_store += 1,
-                    // An end that the store forgot: the task went on from before it.
-                    [now] if TERMINAL.contains(&now) && entry.ended.as_ref().is_some_and(|(_, at)| lossy(*at)) => {
-                        self.lost_by_store += 1;
-                    }
                     _ => {
                         self.lost += 1;
-                        faults.push(format!("seen as {seen:?}, now {states:?}"));
+                        faults.push(format!("seen as {seen:?}, now {states:?}, ends {ends:?}"));
                     }
                 }
             }
@@ -467,6 +497,7 @@ mod tests {
             text: "work:m:2x0".to_owned(),
             steps: 2,
             expected: "1\n2\n".to_owned(),
+            since: Instant::now(),
             sends: 1,
             refused: 0,
             task: None,
@@ -541,5 +572,19 @@ mod tests {
         let other = || task("t", "COMPLETED", "1\n1\n2\n");
         let other = closed(&[vec![other()], vec![other()]], &[Some(other()), Some(other())]);
         assert!(!other.is_clean(), "{other}");
+    }
+    #[test]
+    fn two_ends_of_a_task_are_a_fault_even_in_a_fail_over_and_both_are_told() {
+        let mut entry = entry();
+        let mut failed = task("t", "FAILED", "");
+        failed["status"]["message"] = json!({"metadata": {"reason": "crashed"}, "parts": [{"text": "lost"}]});
+        entry.saw(&failed);
+        let lossy = vec![(entry.since, Instant::now() + Duration::from_secs(60))];
+        let now = task("t", "COMPLETED", "1\n2\n");
+        let tasks = HashMap::from([("t".to_owned(), vec![Some(now.clone())])]);
+        let rules = Rules { lossy, ..Rules::default() };
+        let ledger = Ledger::close(vec![entry], &[vec![now]], &tasks, |_| Vec::new(), &rules);
+        assert!(!ledger.is_clean(), "{ledger}");
+        assert!(ledger.to_string().contains(r#"1x seen: FAILED crashed "lost""#), "{ledger}");
     }
 }

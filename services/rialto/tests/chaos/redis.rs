@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    caller::{Load, MOMENTS, Traffic, patiently},
+    caller::{AGENTS, Load, MOMENTS, Traffic, patiently},
     dice::{Dice, seed},
     kills::{cluster, gateways},
     ledger::{Ledger, Rules},
@@ -122,7 +122,9 @@ async fn a_full_redis_refuses_sends_ends_what_runs_and_recovers() {
 pub(crate) async fn fail_over(seed: u64, rounds: u64) -> Ledger {
     let dice = Dice::new(seed);
     let group = SentinelGroup::start().await.unwrap();
-    let cluster = cluster().redis_url(group.url()).start().await.unwrap();
+    // Attempts are taken over meanwhile, or outlive the store that they began in.
+    let config = AGENTS.replace("lease: 1s", &format!("lease: {}", dice.pick(&["1s", "15s"])));
+    let cluster = cluster().config(config).redis_url(group.url()).start().await.unwrap();
     let traffic = Traffic::start(gateways(&cluster), Load::default(), &dice);
     let mut rules = Rules { blind: Duration::from_secs(10), ..Rules::default() };
     for round in 0..rounds {

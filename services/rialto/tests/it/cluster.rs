@@ -8,7 +8,6 @@ use rialto_testkit::{
     certificates::Authority,
     cluster::{Builder, Cluster, Exit},
 };
-use serde_json::Value;
 use tokio::time::sleep;
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -37,8 +36,12 @@ async fn it_starts_in_any_order_answers_through_every_gateway_and_survives_kill_
     }
     let admin = cluster.gateways[0].admin_url();
     until("the gateway lives", async || client.get(format!("{admin}/livez")).send().await.is_ok()).await;
-    let (status, reason) = get(&client, format!("{admin}/readyz")).await;
-    assert_eq!((status, &reason["checks"]["task-store"]), (503, &Value::from("not reachable")));
+    until("the gateway says what it lacks", async || {
+        let (status, reason) = get(&client, format!("{admin}/readyz")).await;
+        assert_eq!(status, 503, "{reason}");
+        reason["checks"]["task-store"] == "not reachable"
+    })
+    .await;
     for process in &cluster.task_stores {
         process.spawn().unwrap();
     }

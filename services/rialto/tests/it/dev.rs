@@ -40,6 +40,31 @@ fn the_commands_that_are_shown_work_as_they_are() {
 }
 
 #[test]
+fn a_log_of_json_lines_has_no_other_lines() {
+    let dev = |listen: &str| {
+        let ports = ["dev", "--ephemeral", "--admin-listen", "127.0.0.1:0", "--listen", listen];
+        let mut command = rialto(&ports);
+        command.env("RIALTO_LOG_FORMAT", "json").env("RIALTO_LOG", "debug").env("RIALTO_NONSENSE", "1");
+        command
+    };
+    let logged = |stderr: &str| -> Vec<serde_json::Value> {
+        stderr.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect()
+    };
+    let has = |logged: &[serde_json::Value], level: &str, message: &str| {
+        let text = |line: &serde_json::Value| line["message"].as_str().unwrap_or_default().contains(message);
+        logged.iter().any(|line| line["level"] == level && text(line) && line["timestamp"].is_string())
+    };
+    let running = Dev::spawn(dev("127.0.0.1:0"));
+    let taken = running.url.strip_prefix("http://").unwrap();
+    let second = logged(&String::from_utf8(dev(taken).output().unwrap().stderr).unwrap());
+    assert!(has(&second, "ERROR", "is used by another process"), "{second:?}");
+    running.signal(Signal::SIGTERM);
+    let (code, _, stderr) = running.wait();
+    assert_eq!(code, 0, "{stderr}");
+    assert!(has(&logged(&stderr), "WARN", "RIALTO_NONSENSE"), "{stderr}");
+}
+
+#[test]
 fn ctrl_c_ends_within_the_grace_with_code_0_even_in_the_middle_of_a_turn() {
     let folder = tempfile::tempdir().unwrap();
     let config = scripted(folder.path(), "stop-grace: 6s");

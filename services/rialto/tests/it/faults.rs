@@ -108,7 +108,7 @@ async fn calls_leave_a_frozen_task_store() {
         echoed(&client, &gateway, &format!("later {n}")).await;
     }
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    assert_eq!(ready(&client, &cluster.gateways[0]).await.0, 200);
+    until("the gateway is ready", async || ready(&client, &cluster.gateways[0]).await.0 == 200).await;
     // What was taken and never answered is done once all the same.
     cluster.task_stores[0].resume();
     cluster.task_stores[1].kill();
@@ -137,21 +137,45 @@ async fn a_task_store_that_alone_lost_redis_gets_no_calls_and_says_so() {
         join_all(texts.iter().map(|text| echoed(&client, &gateway, text))).await;
         until("its health says so", async || !serves("").await).await;
         assert!(!serves("rialto.tasks.v1.TaskStore").await);
+        let start = Instant::now();
         let (status, checks) = ready(&client, lonely).await;
         assert!(status == 503 && checks["store"] != "ok", "{checks}");
+        assert!(start.elapsed() < Duration::from_secs(1), "readiness waits for a look: {:?}", start.elapsed());
         // Now that it is known, not even a first try is lost.
         let start = Instant::now();
         for n in 0..20 {
             echoed(&client, &gateway, &format!("elsewhere {n}")).await;
         }
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-        assert_eq!(ready(&client, &cluster.gateways[0]).await, (200, json!({"task-store": "ok"})));
+        let well = (200, json!({"task-store": "ok"}));
+        until("the gateway finds the other one", async || ready(&client, &cluster.gateways[0]).await == well).await;
         proxy.mend();
         until("it serves again", async || serves("").await).await;
         assert_eq!(ready(&client, lonely).await.0, 200);
     }
     cluster.task_stores[1].kill();
     echoed(&client, &gateway, "by the lonely one").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_store_that_takes_connections_and_never_answers_makes_a_gateway_unready_at_once() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut cluster, client) = (cluster().gateways(1).task_stores(0).runners(0).prepare().await.unwrap(), http());
+    cluster.gateways[0].env("RIALTO__SERVICES__TASK_STORE", format!("http://{}", silent.local_addr().unwrap()));
+    let gateway = &cluster.gateways[0];
+    gateway.spawn().unwrap();
+    let livez = format!("{}/livez", gateway.admin_url());
+    until("the gateway lives", async || client.get(&livez).send().await.is_ok()).await;
+    // Before the first look is over, and after it.
+    for problem in ["not asked yet", "not reachable"] {
+        until(problem, async || {
+            let start = Instant::now();
+            let (status, checks) = ready(&client, gateway).await;
+            assert!(status == 503 && start.elapsed() < Duration::from_secs(1), "{status} after {:?}", start.elapsed());
+            checks["task-store"] == problem
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,10 +214,10 @@ async fn while_redis_is_away_calls_get_503_cards_go_on_and_turns_wait() {
         assert_eq!(get(&client, format!("{}/livez", process.admin_url())).await.0, 200);
     }
     // A gateway is as ready as any other could be, and says what is wrong.
-    let (status, checks) = ready(&client, &cluster.gateways[0]).await;
-    assert_eq!((status, &checks["task-store"]), (200, &json!("its store is not reachable")));
+    let away = (200, json!({"task-store": "its store is not reachable"}));
+    until("the gateway says so", async || ready(&client, &cluster.gateways[0]).await == away).await;
     for process in cluster.task_stores.iter().chain(&cluster.runners) {
-        assert_eq!(ready(&client, process).await.0, 503, "{}", process.name());
+        until(process.name(), async || ready(&client, process).await.0 == 503).await;
     }
 
     cluster.redis().restart().await.unwrap();

@@ -11,6 +11,7 @@ mod cuts;
 mod dev;
 mod faults;
 mod model;
+mod orphans;
 mod process;
 mod serve;
 mod talk;

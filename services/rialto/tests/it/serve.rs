@@ -1,6 +1,10 @@
 //! How `rialto serve` starts, and what it refuses to start with.
 
-use std::path::Path;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    path::Path,
+};
 
 use rialto_testkit::{certificates::Authority, cluster::Cluster, redis::Options};
 use serde_json::json;
@@ -65,9 +69,26 @@ async fn a_redis_that_will_never_do_is_one_clear_line() {
     assert!(text.starts_with("error: redis at 127.0.0.1:") && !text.contains("hunter2"), "{text}");
     // The right password, and hardly a right.
     let right = closed.url().replace("//", "//app:right@");
+    closed.command(&["ACL", "SETUSER", "app", "+eval"]).await.unwrap();
     let text = refused_redis(folder.path(), &right, "");
-    assert!(text.starts_with("error: the store cannot be set up in redis: ") && text.contains("hsetnx"), "{text}");
-    assert!(!text.contains("app:right"), "{text}");
+    let rights =
+        "does not let the user do all that is needed; what is missing: ACL SETUSER app &rialto:* +time +fcall ";
+    assert!(text.contains(rights) && text.contains(" +xack ") && !text.contains("app:right"), "{text}");
+
+    let server = durable().start().await.unwrap();
+    let text = refused_redis(folder.path(), &format!("{}/99", server.url()), "");
+    assert!(text.contains("has no database 99: DB index is out of range; change the number"), "{text}");
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", web.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in web.incoming() {
+            let mut stream = stream.unwrap();
+            drop(stream.read(&mut [0; 1024]));
+            drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
+        }
+    });
+    let text = refused_redis(folder.path(), &url, "");
+    assert!(text.contains("cannot be used as redis: it answers \"HTTP/1.1 400 Bad Request\"; check host"), "{text}");
 }
 
 #[tokio::test]
@@ -77,7 +98,7 @@ async fn a_store_that_was_installed_otherwise_is_one_clear_line() {
     note("shards", "4").await.unwrap();
     insta::assert_snapshot!(
         refused_redis(folder.path(), &server.url(), ", shards: 2"),
-        @"error: the store has 4 shards and the configuration says 2; the number cannot be changed: set redis.shards to 4"
+        @"error: the number of shards is 4 in the store and 2 in the configuration; it cannot be changed: set redis.shards to 4"
     );
     note("layout", "9").await.unwrap();
     insta::assert_snapshot!(
@@ -86,21 +107,45 @@ async fn a_store_that_was_installed_otherwise_is_one_clear_line() {
     );
 }
 
+/// One line, from `config check` and from the start.
+fn faulty(folder: &Path, yaml: &str) -> String {
+    let started = refused(folder, &["task-store"], yaml);
+    let file = folder.join("r.yaml");
+    let checked = shown(&run(&["config", "check", file.to_str().unwrap()]), &[]);
+    assert_eq!(checked, format!("exit 2\n---\n{started}\n"));
+    started.replace(file.to_str().unwrap(), "FILE")
+}
+
 #[test]
 fn certificates_of_no_use_are_one_clear_line() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new().unwrap());
     let (cert, key) = authority.issue(&["task-store"]).unwrap();
     let (_, other_key) = authority.issue(&["task-store"]).unwrap();
+    let (old, old_key) = authority.issue_until(&["task-store"], 2020).unwrap();
     let refused = |cert: &str, key: &str, ca: &str| {
         let tls = json!({"cert": cert, "key": key, "ca": ca});
         let yaml = json!({"store": "redis", "services": {"task-store": ["https://task-store:1"], "tls": tls}});
-        refused(folder.path(), &["task-store"], &yaml.to_string())
+        faulty(folder.path(), &yaml.to_string())
     };
-    insta::assert_snapshot!(refused("x", &key, authority.pem()), @"error: services.tls: cert: it holds no certificate in PEM");
-    insta::assert_snapshot!(refused(&cert, &key, ""), @"error: services.tls: ca: it holds no certificate in PEM");
-    insta::assert_snapshot!(refused(&cert, "x", authority.pem()), @"error: services.tls: key: it holds no private key in PEM");
-    let text = refused(&cert, &other_key, authority.pem());
-    assert!(text.starts_with("error: services.tls: cert and key: "), "{text}");
+    let ca = authority.pem();
+    insta::assert_snapshot!(refused("x", &key, ca), @"error: services.tls.cert: it holds no certificate in PEM (FILE)");
+    insta::assert_snapshot!(refused(&cert, &key, ""), @"error: services.tls.ca: it holds no certificate in PEM (FILE)");
+    insta::assert_snapshot!(refused(&cert, &key, &key), @"error: services.tls.ca: it holds no certificate in PEM (FILE)");
+    insta::assert_snapshot!(refused(&cert, "x", ca), @"error: services.tls.key: it holds no private key in PEM (FILE)");
+    insta::assert_snapshot!(refused(&cert, &other_key, ca), @"error: services.tls.key: it does not belong to the certificate (FILE)");
+    insta::assert_snapshot!(refused(&old, &old_key, ca), @"error: services.tls.cert: it has expired, or one between it and the authority (FILE)");
+}
+
+#[test]
+fn a_redis_url_that_nobody_understands_is_one_clear_line() {
+    let folder = tempfile::tempdir().unwrap();
+    for url in ["redis://:hunter2@127.0.0.1:99999", "http://:hunter2@x", "redis://:hunter2@", "redis://x/hunter2"] {
+        let text = faulty(folder.path(), &format!("store: redis\nredis: {{url: '{url}'}}\n"));
+        assert!(text.starts_with("error: redis.url: it must read redis://") && text.ends_with(" (FILE)"), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    let text = faulty(folder.path(), "store: redis\nredis: {url: 'redis+sentinel://x'}\n");
+    assert!(text.starts_with("error: redis.url: redis+sentinel:// must end in /<name of the master>"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,6 +42,29 @@ fn every_binding_says_the_same() {
 }
 
 #[test]
+fn a_command_that_is_repeated_with_its_key_shows_the_same_task() {
+    let dev = Dev::ephemeral();
+    let mut seen = std::collections::BTreeSet::new();
+    for named in BINDINGS {
+        let key = format!("key/{named}");
+        let mut shown = Vec::new();
+        for binding in BINDINGS {
+            for command in ["call", "stream"] {
+                let output = dev.client(&[command, "hello", "--idempotency-key", &key, "--binding", binding]);
+                assert_eq!(output.status.code(), Some(0), "{binding} {command}: {}", self::shown(&output, &[]));
+                shown.push(lines(&output)[0]["task"]["id"].as_str().unwrap().to_owned());
+            }
+        }
+        assert!(shown.iter().all(|id| *id == shown[0]), "{named}: {shown:?}");
+        assert!(seen.insert(shown.remove(0)), "another key, another task");
+        let other = dev.client(&["call", "goodbye", "--idempotency-key", &key, "--binding", named]);
+        let text = self::shown(&other, &[]);
+        assert!(text.starts_with("exit 4") && text.contains("IDEMPOTENCY_KEY_REUSED"), "{named}: {text}");
+    }
+    assert_eq!(lines(&dev.client(&["task", "list"])).len(), seen.len());
+}
+
+#[test]
 fn text_is_for_people() {
     let dev = Dev::ephemeral();
     for command in ["call", "stream"] {
@@ -119,6 +142,9 @@ fn mistakes_on_the_command_line_exit_2() {
         vec!["call", "x", "--binding", "soap"],
         vec!["call", "x", "--json", "--text"],
         vec!["call", "x", "--timeout", "soon"],
+        vec!["call", "x", "--idempotency-key", ""],
+        vec!["stream", "x", "--idempotency-key", "two words"],
+        vec!["task", "list", "--limit", "0"],
         vec!["task", "list", "--status", "done"],
         vec!["dev", "--data", "x", "--ephemeral"],
         vec!["nonsense"],
