@@ -31,8 +31,9 @@ pub(crate) struct State {
     pub(crate) context: Option<(String, Option<Held<Context>>)>,
     /// The artifact events that no record holds yet, once they were asked for.
     pub(crate) unfolded: Option<Unfolded>,
-    /// Artifacts as they were at an event, once they were asked for.
-    pub(crate) kept: Option<(u64, BTreeMap<usize, Artifact>)>,
+    /// Artifacts as they were at an event, once they were asked for; the inner `None` = nobody can know, for the log
+    /// has a gap.
+    pub(crate) kept: Option<(u64, Option<BTreeMap<usize, Artifact>>)>,
     /// Whether [`Decide::mark`] is there, once that was looked at.
     pub(crate) marked: Option<bool>,
     /// The message of the turn, once it was asked for; the inner `None` = it is gone.

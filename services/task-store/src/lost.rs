@@ -46,19 +46,24 @@ impl Draft {
     }
 }
 
+/// The store has lost a part of what the attempts said, so nobody knows what there is to take back.
+#[derive(Debug)]
+pub(crate) struct Unknown;
+
 /// Takes back what nobody vouches for; another attempt at the turn of this draft begins.
-pub(crate) fn take_back(draft: &mut Draft, state: &State) -> Result<(), Need> {
-    let Some(turn) = &draft.head.turn else { return Ok(()) };
+pub(crate) fn take_back(draft: &mut Draft, state: &State) -> Result<Result<(), Unknown>, Need> {
+    let Some(turn) = &draft.head.turn else { return Ok(Ok(())) };
     let (kept, number, steps) = (turn.kept_event, turn.number, turn.journal);
     if kept == 0 || kept >= draft.head.last_event {
-        return Ok(());
+        return Ok(Ok(()));
     }
     let touched = draft.head.artifacts.iter().enumerate().filter(|(_, artifact)| artifact.last_event > kept);
     let touched: Vec<(usize, String)> = touched.map(|(place, artifact)| (place, artifact.id.clone())).collect();
     let none = BTreeMap::new();
     let before = match &state.kept {
         _ if touched.is_empty() => &none,
-        Some((at, artifacts)) if *at == kept => artifacts,
+        Some((at, Some(artifacts))) if *at == kept => artifacts,
+        Some((at, None)) if *at == kept => return Ok(Err(Unknown)),
         _ => return Err(Need::Kept(kept)),
     };
     let text = match steps {
@@ -76,7 +81,7 @@ pub(crate) fn take_back(draft: &mut Draft, state: &State) -> Result<(), Need> {
         draft.artifact(update, number).expect("it is in the list");
         draft.head.artifacts[place].discarded = discarded;
     }
-    Ok(())
+    Ok(Ok(()))
 }
 
 /// An artifact that was never to be seen. A2A has no way to delete one, and each must have a part.

@@ -103,12 +103,19 @@ impl Begin<'_> {
             return Ok(self.settle(change));
         }
         if turn.attempts >= self.max_attempts.max(1) {
-            return self.give_up(state, draft, now);
+            let times = match turn.attempts {
+                1 => "once".to_owned(),
+                times => format!("{times} times"),
+            };
+            let last = if self.crash.is_empty() { "its runner was lost" } else { self.crash };
+            let text = format!("The agent or its runner was lost {times} on this message; it is not tried again.");
+            let why = format!("the agent crashed {times}; the last time, {last}");
+            return self.give_up(state, draft, ("crashed", &text), why, now);
         }
         if draft.head.state() != TaskState::Working {
             draft.status(TaskState::Working, None, None).expect("a queued task has not ended");
-        } else {
-            lost::take_back(&mut draft, state)?;
+        } else if let Err(lost::Unknown) = lost::take_back(&mut draft, state)? {
+            return self.give_up(state, draft, DAMAGED, "the log of the task has a gap".to_owned(), now);
         }
         let last_event = draft.head.last_event;
         draft.head.due_ms = 0;
@@ -130,25 +137,23 @@ impl Begin<'_> {
         Ok(Decision::Commit(Box::new(change), reply))
     }
 
-    /// Too many attempts crashed: the task fails, and whoever operates this finds everything about it in one place.
-    fn give_up(&self, state: &State, mut draft: Draft, now: Millis) -> Result<Decision<Begun>, Need> {
+    /// The turn cannot go on: the task fails, and whoever operates this finds everything about it in one place.
+    fn give_up(
+        &self,
+        state: &State,
+        mut draft: Draft,
+        said: (&str, &str),
+        reason: String,
+        now: Millis,
+    ) -> Result<Decision<Begun>, Need> {
         let Some(message) = &state.message else { return Err(Need::Message) };
         // The last attempt may be alive after all. Its end does not count, and it must be told so.
         if let Some(turn) = &mut draft.head.turn {
             turn.fence = next_fence(turn, now);
         }
         let attempts = draft.head.turn.as_ref().map_or(0, |turn| turn.attempts);
-        let times = match attempts {
-            1 => "once".to_owned(),
-            times => format!("{times} times"),
-        };
         let mut change = Change::of(draft);
-        let text = format!("The agent or its runner was lost {times} on this message; it is not tried again.");
-        turn::fail(self.rules, state, &mut change, ("crashed", &text), now)?;
-        let last = match self.crash {
-            "" => "its runner was lost",
-            crash => crash,
-        };
+        turn::fail(self.rules, state, &mut change, said, now)?;
         let run = RunEntry {
             message_id: message.as_ref().map(|message| message.message_id.clone()).unwrap_or_default(),
             attempts,
@@ -160,7 +165,7 @@ impl Begin<'_> {
             tag: 0,
             payload: run.encode_to_vec().into(),
             deliveries: attempts,
-            reason: format!("the agent crashed {times}; the last time, {last}"),
+            reason,
             at: now,
         };
         let payload = dead.encode().into();
@@ -181,6 +186,10 @@ impl Begin<'_> {
 fn next_fence(turn: &Turn, now: Millis) -> u64 {
     (turn.fence + 1).max(u64::try_from(now).unwrap_or_default())
 }
+
+/// Why a turn ends that would have to take back what nobody can read any more.
+const DAMAGED: (&str, &str) =
+    ("damaged", "A part of what was said in this task is lost; it cannot go on after an interruption.");
 
 /// Why a turn ends without having begun.
 pub(crate) const EXPIRED: (&str, &str) = ("expired", "The message expired in the queue; it was not started.");

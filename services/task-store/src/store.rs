@@ -277,8 +277,9 @@ impl Store {
             Need::Kept(at) => {
                 let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
                 match self.artifacts_at(state.task, &held.value, at).await? {
-                    Ok(artifacts) => state.kept = Some((at, artifacts)),
-                    Err(gap) => return self.judge(state.task, &held, &gap).await.map(|()| None),
+                    Ok(artifacts) => state.kept = Some((at, Some(artifacts))),
+                    Err(gap) if self.is_proven(state.task, &held, &gap).await? => state.kept = Some((at, None)),
+                    Err(_) => return Ok(None),
                 }
                 Ok(Some(true))
             }
@@ -293,7 +294,8 @@ impl Store {
                 let Some(held) = state.head().cloned() else { return Err(Error::internal()) };
                 match self.unfolded(state.task, &held.value, places).await? {
                     Ok(unfolded) => state.unfolded = Some(unfolded),
-                    Err(gap) => return self.judge(state.task, &held, &gap).await.map(|()| None),
+                    Err(gap) if self.is_proven(state.task, &held, &gap).await? => return Err(Error::internal()),
+                    Err(_) => return Ok(None),
                 }
                 Ok(Some(true))
             }
@@ -302,15 +304,15 @@ impl Store {
 
     /// Whether a gap is a fault: not when the task has changed since its head was read, for then its log may have
     /// been folded away.
-    async fn judge(&self, task: TaskId, held: &Held<Head>, gap: &Gap) -> Result<(), Error> {
+    async fn is_proven(&self, task: TaskId, held: &Held<Head>, gap: &Gap) -> Result<bool, Error> {
         let now = self.head(task).await?;
         if now.is_none_or(|now| now.version != held.version) {
-            return Ok(());
+            return Ok(false);
         }
         let Gap { missing, found } = *gap;
         let (first_event, last_event, logged) = (held.value.first_event, held.value.last_event, held.value.logged());
         error!(%task, missing, found, first_event, logged, last_event, "the log of a task has a gap");
-        Err(Error::internal())
+        Ok(true)
     }
 
     /// Reads the artifact events that no record holds, and the records that they build on.

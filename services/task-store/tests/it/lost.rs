@@ -1,5 +1,7 @@
 //! What becomes of the output of lost attempts, and of tasks that have only such.
 
+use std::time::Duration;
+
 use prost::Message as _;
 use rialto_a2a::{
     state::fold,
@@ -9,7 +11,7 @@ use rialto_rpc::tasks::{
     Follow, HandBackRequest, JournalEntry, Outcome, RecordRequest, RunEntry, task_store_server::TaskStore as _,
 };
 use rialto_store::{
-    EntryId, ReadLimit,
+    Batch, EntryId, Op, ReadLimit,
     worker::{DEAD, DeadEntry},
 };
 use rialto_task_store::Options;
@@ -264,4 +266,28 @@ async fn late_words_of_a_lost_attempt_are_refused_after_its_output_was_taken_bac
         (state(&world.get(&sent.id).await), texts(&world.get(&sent.id).await)),
         (S::Completed, vec!["a=new".to_owned()])
     );
+}
+
+#[tokio::test]
+async fn an_attempt_that_nobody_can_take_back_is_not_followed_by_others_for_ever() {
+    let world = World::new();
+    let sent = world.send(Send::new("hi")).await.expect("sends");
+    let lost = world.next().await;
+    let journal = vec![JournalEntry { step: 1, after_event: 4, ..JournalEntry::default() }];
+    let chunks = vec![artifact("a", &"x".repeat(5000), false), artifact("a", "kept", true), artifact("a", "not", true)];
+    world.record_raw(RecordRequest { journal, ..lost.record(3, chunks) }).await;
+    let shard = u16::from_str_radix(&sent.id[34..], 16).expect("two digits");
+    let gap = Op::Remove { stream: format!("log:{}", sent.id), id: EntryId::number(3) };
+    world.engine.commit(Batch { shard, ops: vec![gap], ..Batch::default() }).await.expect("commits");
+
+    let run = world.claim_after("r2", Duration::ZERO).await.expect("taken over");
+    assert!(world.begin(&run).await.is_none(), "there is nothing to go on from");
+    assert_eq!(world.entries().await, 0);
+    assert_eq!(world.finish(&lost, 6, vec![status(S::Completed)]).await, Outcome::Fenced);
+    let mut rest = world.watch(&sent.id, Some(5)).await.expect("watches");
+    let end = one(&mut rest).await;
+    assert_eq!(short(&end), "6 FAILED");
+    assert!(format!("{end:?}").contains("damaged"), "{end:?}");
+    let limit = ReadLimit { entries: 10, bytes: 1 << 20 };
+    assert_eq!(world.engine.read(shard, DEAD, EntryId::ZERO, limit).await.expect("reads").len(), 1);
 }
