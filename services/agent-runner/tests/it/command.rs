@@ -10,7 +10,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
-    fake::{Fault, Kept, Lab, agent, message, text_of},
+    fake::{Fault, Kept, message, text_of},
+    lab::{Lab, agent},
     scripted::{backend, shell},
 };
 

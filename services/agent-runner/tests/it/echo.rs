@@ -2,7 +2,10 @@ use rialto_a2a::v1::{Message, Part, Role, StreamResponse, TaskState, part, strea
 use rialto_agent_runner::backend::text_part;
 use rialto_runtime::config::{Answer, Reply, TurnEnd};
 
-use crate::fake::{Lab, echo, message, text_of};
+use crate::{
+    fake::{message, text_of},
+    lab::{Lab, echo},
+};
 
 fn artifact(event: &StreamResponse) -> (&str, String, bool, bool) {
     let Some(Payload::ArtifactUpdate(update)) = &event.payload else { panic!("{event:?}") };

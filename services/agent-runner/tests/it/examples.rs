@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rialto_a2a::v1::TaskState;
 use rialto_runtime::config::{self, Backend};
 
-use crate::fake::Lab;
+use crate::lab::Lab;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

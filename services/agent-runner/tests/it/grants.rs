@@ -6,7 +6,8 @@ use rialto_a2a::{
 };
 
 use crate::{
-    fake::{Fault, Lab, agent, echo},
+    fake::Fault,
+    lab::{Lab, agent, echo},
     scripted::shell,
 };
 

@@ -7,6 +7,7 @@ mod echo;
 mod examples;
 mod fake;
 mod grants;
+mod lab;
 mod openai;
 mod runner;
 mod scripted;

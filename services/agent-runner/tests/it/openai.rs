@@ -23,7 +23,10 @@ use rialto_testkit::{
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
-use crate::fake::{Lab, agent, message};
+use crate::{
+    fake::message,
+    lab::{Lab, agent},
+};
 
 /// Every prompt that ends well, or has to be given up, does so within this.
 const PATIENCE: Duration = Duration::from_secs(10);

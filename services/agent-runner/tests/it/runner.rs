@@ -15,7 +15,7 @@ use rialto_rpc::tasks::RunEntry;
 use tokio::time::timeout;
 use tonic::async_trait;
 
-use crate::fake::{Lab, echo};
+use crate::lab::{Lab, echo};
 
 /// Panics in its first attempts.
 #[derive(Debug)]
