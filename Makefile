@@ -62,7 +62,7 @@ endif
 ## Licences, sources and banned crates of everything that we depend on.
 deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
-	$(CARGO) deny check bans licenses sources
+	$(CARGO) deny check --hide-inclusion-graph bans licenses sources
 
 fmt:
 	$(CARGO) fmt --all
