@@ -19,6 +19,8 @@ const MAX_ANSWER: usize = 64 << 20;
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
+    /// An argument is wrong.
+    Usage(String),
     /// There is no such thing, or it cannot be done to it.
     Refused(String),
     /// Nobody answers, or not as an admin port does.
@@ -88,9 +90,12 @@ impl Client {
                 Some(_) => format!("{} does not take this token", self.name()),
                 None => format!("{} asks for a token; name the file that has it with --token-file", self.name()),
             }),
-            (StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::BAD_REQUEST, Some(problem)) => {
-                Failure::Refused(problem.detail)
-            }
+            // What only the server can judge are options, by the same names.
+            (StatusCode::BAD_REQUEST, Some(problem)) => Failure::Usage(match problem.field {
+                Some(_) => format!("--{}", problem.detail),
+                None => problem.detail,
+            }),
+            (StatusCode::NOT_FOUND | StatusCode::CONFLICT, Some(problem)) => Failure::Refused(problem.detail),
             (_, Some(problem)) => Failure::Unusable(format!("{}: {}", self.name(), problem.detail)),
             (status, None) => self.strange(&status.to_string()),
         })

@@ -11,11 +11,16 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand};
+use clap::{
+    Args, Subcommand,
+    builder::{NonEmptyStringValueParser, TypedValueParser},
+    value_parser,
+};
 use rialto_rpc::tasks::{
     DeadEntry, DropDeadReply, ListDeadReply, ListStuckReply, QueuesReply, ReplayDeadReply, RunnersReply, TaskFacts,
 };
 use rialto_runtime::{supervise::Signals, units::Span};
+use rialto_task_store::MAX_PAGE;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::sleep;
@@ -24,7 +29,7 @@ use url::Url;
 
 pub(crate) use self::api::{Api, Problem, agents};
 use self::{
-    api::Granted,
+    api::{Granted, dead_id, task_id},
     client::{Client, Failure, read_token},
 };
 use crate::{
@@ -38,9 +43,6 @@ Exit codes:
   0  done
   1  there is no such task or entry, or it cannot be done to it
   2  the command line is wrong, or the admin port does not answer or refuses the token";
-
-/// The largest page to ask for.
-const PAGE: usize = 500;
 
 /// `rialto admin`.
 #[derive(Debug, Args)]
@@ -80,7 +82,7 @@ enum AdminCommand {
         #[arg(long)]
         watch: bool,
         /// Between two prints of --watch
-        #[arg(long, value_name = "TIME", default_value = "2s", value_parser = positive_span)]
+        #[arg(long, value_name = "TIME", default_value = "2s", requires = "watch", value_parser = positive_span)]
         every: Duration,
     },
     /// Print who takes turns, or did within the last hour
@@ -94,6 +96,7 @@ enum AdminCommand {
     /// Give a task what it waits for, so that its turn goes on after AUTH_REQUIRED
     Grant {
         /// The task
+        #[arg(value_parser = task_id)]
         task: String,
         /// A JSON object for the agent alone
         #[arg(long, value_name = "JSON", value_parser = object)]
@@ -106,36 +109,37 @@ enum DeadCommand {
     /// Print entries that were given up, the oldest first
     List {
         /// Only of this agent
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
         agent: Option<String>,
         /// At most this many
-        #[arg(long, value_name = "N", default_value_t = 50)]
-        limit: usize,
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = limit())]
+        limit: u32,
         /// Go on after a list that was not complete
-        #[arg(long, value_name = "PLACE")]
+        #[arg(long, value_name = "PLACE", value_parser = NonEmptyStringValueParser::new())]
         after: Option<String>,
     },
     /// Print everything about one
     Show {
         /// The entry
+        #[arg(value_parser = dead_id)]
         id: String,
     },
     /// Run the messages of some again
     Replay {
         /// The entries
-        #[arg(required = true, value_name = "ID")]
+        #[arg(required = true, value_name = "ID", value_parser = dead_id)]
         ids: Vec<String>,
     },
     /// Remove some, or all
     Drop {
         /// The entries
-        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID", value_parser = dead_id)]
         ids: Vec<String>,
         /// All that there are by now
         #[arg(long)]
         all: bool,
         /// Only of this agent
-        #[arg(long, value_name = "ID", requires = "all")]
+        #[arg(long, value_name = "ID", requires = "all", value_parser = NonEmptyStringValueParser::new())]
         agent: Option<String>,
     },
 }
@@ -148,26 +152,32 @@ enum TasksCommand {
         #[arg(long, value_name = "TIME", default_value = "1m")]
         older: Span,
         /// Only of this agent
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
         agent: Option<String>,
         /// Turns that a living runner works at as well
         #[arg(long)]
         all: bool,
         /// At most this many
-        #[arg(long, value_name = "N", default_value_t = 50)]
-        limit: usize,
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = limit())]
+        limit: u32,
         /// Go on after a list that was not complete
-        #[arg(long, value_name = "PLACE")]
+        #[arg(long, value_name = "PLACE", value_parser = NonEmptyStringValueParser::new())]
         after: Option<String>,
     },
     /// Print everything that is known about a task
     Show {
         /// The task
+        #[arg(value_parser = task_id)]
         id: String,
         /// What its messages and artifacts say as well
         #[arg(long)]
         content: bool,
     },
+}
+
+/// Lengths of lists: those that the API has, too.
+fn limit() -> impl TypedValueParser<Value = u32> {
+    value_parser!(u32).range(1..=i64::from(MAX_PAGE))
 }
 
 fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
@@ -203,7 +213,7 @@ pub(crate) async fn run(args: AdminArgs) -> ExitCode {
     match done.await {
         Ok(code) | Err(Stop::Said(code)) => code,
         Err(Stop::Failed(Failure::Refused(problem))) => fail(1, &output::harmless(&problem)),
-        Err(Stop::Failed(Failure::Unusable(problem))) => fail(2, &output::harmless(&problem)),
+        Err(Stop::Failed(Failure::Usage(problem) | Failure::Unusable(problem))) => fail(2, &output::harmless(&problem)),
         // Whoever read it has seen enough.
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(Stop::Output(error)) => fail(2, &format!("cannot write to stdout: {error}")),
@@ -310,13 +320,14 @@ impl Session {
         tokio::select! {
             ended = printing => ended,
             () = stop.cancelled() => Ok(ExitCode::SUCCESS),
-            never = signals.watch(stop.clone()) => match never {},
+            code = signals.watch(stop.clone()) => Ok(ExitCode::from(code)),
         }
     }
 
     async fn dead(&self, command: DeadCommand) -> Result<ExitCode, Stop> {
         match command {
             DeadCommand::List { agent, limit, after } => {
+                let limit = limit as usize;
                 let mut all = ListDeadReply { next: after.unwrap_or_default(), ..ListDeadReply::default() };
                 loop {
                     let query = page(limit - all.entries.len(), &all.next, agent.as_deref());
@@ -328,7 +339,7 @@ impl Session {
                     }
                 }
                 self.print(&all, || match all.entries.as_slice() {
-                    [] => "no dead entries\n".to_owned(),
+                    [] => none("dead entries", agent.as_deref()),
                     entries => show::dead_list(entries),
                 })?;
                 self.more(&all.next)
@@ -369,7 +380,7 @@ impl Session {
                     }
                 }
                 self.print(&whole, || match whole.dropped {
-                    0 => "no dead entries\n".to_owned(),
+                    0 => none("dead entries", agent.as_deref()),
                     1 => "dropped 1 entry\n".to_owned(),
                     dropped => format!("dropped {dropped} entries\n"),
                 })
@@ -396,6 +407,7 @@ impl Session {
     async fn tasks(&self, command: TasksCommand) -> Result<ExitCode, Stop> {
         match command {
             TasksCommand::Stuck { older, agent, all, limit, after } => {
+                let limit = limit as usize;
                 let mut whole = ListStuckReply { next: after.unwrap_or_default(), ..ListStuckReply::default() };
                 loop {
                     let mut query = page(limit - whole.tasks.len(), &whole.next, agent.as_deref());
@@ -408,7 +420,7 @@ impl Session {
                     }
                 }
                 self.print(&whole, || match whole.tasks.as_slice() {
-                    [] => "no stuck tasks\n".to_owned(),
+                    [] => none("stuck tasks", agent.as_deref()),
                     _ => show::stuck(&whole),
                 })?;
                 self.more(&whole.next)
@@ -430,9 +442,17 @@ impl Session {
     }
 }
 
+/// How an empty list is said: a mistyped agent is to be seen.
+fn none(what: &str, agent: Option<&str>) -> String {
+    match agent {
+        Some(agent) => format!("no {what} of agent {}\n", output::harmless(agent)),
+        None => format!("no {what}\n"),
+    }
+}
+
 /// The query for the next page of a list.
 fn page(left: usize, after: &str, agent: Option<&str>) -> Vec<(&'static str, String)> {
-    let mut query = vec![("limit", left.clamp(1, PAGE).to_string())];
+    let mut query = vec![("limit", left.to_string())];
     if !after.is_empty() {
         query.push(("after", after.to_owned()));
     }

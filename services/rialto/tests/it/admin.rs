@@ -19,6 +19,9 @@ use crate::{
     wire::{get, http, send, until},
 };
 
+/// The id of a task that nobody has made.
+const NOBODY: &str = "01932f5c-3b1e-7d2a-9c4f-5e8a7b6d0c00";
+
 /// A `rialto dev` with the scripted agent, and its admin port.
 struct Town {
     dev: Dev,
@@ -110,6 +113,9 @@ fn a_poison_message_is_listed_shown_replayed_and_dropped() {
         (&["dead", "list"][..], "no dead entries\n"),
         (&["tasks", "stuck", "--older", "0"], "no stuck tasks\n"),
         (&["dead", "drop", "--all"], "no dead entries\n"),
+        (&["dead", "list", "--agent", "nosuch"], "no dead entries of agent nosuch\n"),
+        (&["tasks", "stuck", "--agent", "nosuch"], "no stuck tasks of agent nosuch\n"),
+        (&["dead", "drop", "--all", "--agent", "nosuch"], "no dead entries of agent nosuch\n"),
     ] {
         let output = town.admin(&[command, &["--text"]].concat());
         assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout)), (Some(0), empty.into()));
@@ -302,8 +308,30 @@ fn a_grant_lets_a_task_go_on_once() {
     client.wait().unwrap();
     let again = town.admin(&["grant", id]);
     assert_eq!(shown(&again, &[]), "exit 1\n---\nerror: The task does not wait for authorization.\n");
-    let nobody = town.admin(&["grant", "nobody"]);
+    let nobody = town.admin(&["grant", NOBODY]);
     assert_eq!(nobody.status.code(), Some(1), "{}", shown(&nobody, &[]));
+
+    // What comes with it is an object, or nothing.
+    let grant = async |id: &str, body: &'static str| {
+        let url = format!("{}/admin/v1/tasks/{id}/grant", town.admin);
+        let answer = http().post(url).body(body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json::<Value>().await.unwrap()["field"].clone())
+    };
+    for (body, expected) in [
+        ("[]", (400, "body".into())),
+        ("[{}]", (400, "body".into())),
+        ("null", (400, "body".into())),
+        ("{", (400, "body".into())),
+        (r#"{"metadata": []}"#, (400, "metadata".into())),
+        (r#"{"metadata": "x"}"#, (400, "metadata".into())),
+        (r#"{"metadata": {}, "meta": {}}"#, (400, "meta".into())),
+        (r#"{"metadata": {}}"#, (409, Value::Null)),
+        ("{}", (409, Value::Null)),
+        ("", (409, Value::Null)),
+    ] {
+        assert_eq!(wait(grant(id, body)), expected, "{body}");
+    }
+    assert_eq!(wait(grant("nobody", "")), (400, "id".into()));
 }
 
 #[test]
@@ -354,19 +382,42 @@ fn without_the_token_there_is_nothing_to_see_and_the_public_port_knows_none_of_i
 fn what_is_wrong_is_said_in_one_line_and_by_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     let town = Town::new(folder.path(), "", &["--ephemeral"]);
+    town.call("panic");
     for (arguments, expected) in [
-        (&["tasks", "show", "nobody"][..], "exit 1\n---\nerror: there is no task nobody\n"),
+        (&["tasks", "show", NOBODY][..], format!("exit 1\n---\nerror: there is no task {NOBODY}\n")),
         (
-            &["dead", "show", "../queues"],
-            "exit 1\n---\nerror: there is no dead entry ../queues; it may have been replayed or dropped\n",
+            &["dead", "show", "0-1-1"],
+            "exit 1\n---\nerror: there is no dead entry 0-1-1; it may have been replayed or dropped\n".to_owned(),
         ),
         (
-            &["dead", "list", "--after", "x"],
-            "exit 1\n---\nerror: Invalid parameters: after: is not the `next` of another page\n",
+            &["dead", "list", "--after", "zzz"],
+            "exit 2\n---\nerror: --after: must be the `next` of an earlier page\n".to_owned(),
+        ),
+        (
+            &["tasks", "stuck", "--after", "zzz"],
+            "exit 2\n---\nerror: --after: must be the `next` of an earlier page\n".to_owned(),
         ),
     ] {
         assert_eq!(shown(&town.admin(arguments), &[]), expected);
     }
+    // Names of nothing never get as far as a path: `dead/..` would be all entries.
+    for (arguments, named) in [
+        (&["tasks", "show", ""][..], "<ID>': must be the id of a task"),
+        (&["tasks", "show", "nobody"], "<ID>': must be the id of a task"),
+        (&["grant", "..", "--metadata", "{}"], "<TASK>': must be the id of a task"),
+        (&["dead", "show", "../queues"], "<ID>': must be the id of a dead entry"),
+        (&["dead", "replay", "."], "<ID>...': must be the id of a dead entry"),
+        (&["dead", "drop", ".."], "[ID]...': must be the id of a dead entry"),
+        (&["dead", "drop", ""], "[ID]...': must be the id of a dead entry"),
+        (&["dead", "drop", "--all", "--agent", ""], "--agent <ID>"),
+        (&["dead", "list", "--limit", "0"], "--limit <N>': 0 is not in 1..=500"),
+        (&["dead", "list", "--limit", "501"], "--limit <N>': 501 is not in 1..=500"),
+        (&["tasks", "stuck", "--limit", "0"], "--limit <N>': 0 is not in 1..=500"),
+    ] {
+        let text = shown(&town.admin(arguments), &[]);
+        assert!(text.starts_with("exit 2\n---\nerror: ") && text.contains(named), "{arguments:?}: {text}");
+    }
+    assert_eq!(town.json(&["dead", "list"])["entries"].as_array().unwrap().len(), 1, "it is still there");
     let nobody = admin("http://127.0.0.1:1", &["queues"]);
     assert_eq!(
         shown(&nobody, &[]),
@@ -378,18 +429,80 @@ fn what_is_wrong_is_said_in_one_line_and_by_the_exit_code() {
     for usage in [
         &["dead", "drop"][..],
         &["dead", "replay"],
-        &["queues", "--every", "0"],
+        &["queues", "--every", "0", "--watch"],
+        &["queues", "--every", "5s"],
         &["grant", "x", "--metadata", "1"],
         &["tasks"],
     ] {
         assert_eq!(town.admin(usage).status.code(), Some(2), "{usage:?}");
     }
-    for (query, status) in [("limit=501", 400), ("limit=-1", 400), ("nonsense=1", 400), ("limit=500", 200)] {
-        let (found, problem) = wait(get(&http(), format!("{}/admin/v1/dead?{query}", town.admin)));
-        assert_eq!(found, status, "{query}: {problem}");
-        if status == 400 {
-            assert_eq!((&problem["status"], problem["detail"].is_string()), (&400.into(), true), "{problem}");
-        }
+    for (path, field) in [
+        ("dead?limit=501", "limit"),
+        ("dead?limit=0", "limit"),
+        ("tasks/stuck?limit=0", "limit"),
+        ("dead?after=zzz", "after"),
+        ("tasks/stuck?after=zzz", "after"),
+        ("tasks/nobody", "id"),
+        ("dead/zzz", "id"),
+        ("dead?limit=-1", "limit"),
+        ("dead?nonsense=1", "nonsense"),
+    ] {
+        let (found, problem) = wait(get(&http(), format!("{}/admin/v1/{path}", town.admin)));
+        assert_eq!((found, problem["field"].as_str()), (400, Some(field)), "{path}: {problem}");
+        assert!(problem["status"] == 400 && text(&problem["detail"]).contains(field), "{problem}");
+    }
+    assert_eq!(wait(get(&http(), format!("{}/admin/v1/dead?limit=500", town.admin))).0, 200);
+    let nobodys = wait(async { http().delete(format!("{}/admin/v1/dead?agent=", town.admin)).send().await }).unwrap();
+    assert_eq!(nobodys.status(), 400, "an empty name is not every agent");
+}
+
+#[test]
+fn whatever_the_admin_api_refuses_is_a_problem_that_names_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let town = Town::new(folder.path(), "", &["--ephemeral"]);
+    let (client, grant) = (http(), format!("tasks/{NOBODY}/grant?x=1"));
+    for (method, path, status, field, detail) in [
+        // No UTF-8.
+        ("GET", "dead/%ff", 400, "id", "id: must be the id of a dead entry"),
+        ("DELETE", "dead/%ff", 400, "id", "id: must be the id of a dead entry"),
+        ("POST", "dead/%ff/replay", 400, "id", "id: must be the id of a dead entry"),
+        ("GET", "tasks/%ff", 400, "id", "id: must be the id of a task"),
+        ("POST", "tasks/%ff/grant", 400, "id", "id: must be the id of a task"),
+        // Wrong values.
+        ("GET", "dead?limit=x", 400, "limit", "limit: must be from 1 to 500"),
+        ("GET", "dead?limit=1&limit=1", 400, "limit", "limit: must be given once"),
+        ("DELETE", "dead?until=x", 400, "until", "until: must be a number of milliseconds"),
+        ("GET", "tasks/stuck?older=1", 400, "older", "older: \"1\" is not a time such as \"30s\""),
+        ("GET", "tasks/stuck?all=maybe", 400, "all", "all: must be true or false"),
+        ("GET", &format!("tasks/{NOBODY}?content=1"), 400, "content", "content: must be true or false"),
+        // Unknown keys, also where none are known.
+        ("GET", "dead?x=1", 400, "x", "x: unknown field `x`, expected one of `agent`, `limit`, `after`"),
+        ("GET", "queues?x=1", 400, "x", "x: unknown field `x`"),
+        ("GET", "runners?x=1", 400, "x", "x: unknown field `x`"),
+        ("GET", "dead/0-1-1?x=1", 400, "x", "x: unknown field `x`"),
+        ("DELETE", "dead/0-1-1?x=1", 400, "x", "x: unknown field `x`"),
+        ("POST", "dead/0-1-1/replay?x=1", 400, "x", "x: unknown field `x`"),
+        ("POST", &grant, 400, "x", "x: unknown field `x`"),
+        // No such thing, and no such way.
+        ("GET", "nosuch", 404, "", "there is no such page"),
+        ("GET", "dead/0-1-1/nosuch", 404, "", "there is no such page"),
+        ("GET", "%ff", 404, "", "there is no such page"),
+        ("POST", "queues", 405, "GET,HEAD", "this cannot be done by this method"),
+        ("PUT", "dead/0-1-1", 405, "GET,HEAD,DELETE", "this cannot be done by this method"),
+        ("GET", "dead/%ff/replay", 405, "POST", "this cannot be done by this method"),
+    ] {
+        let request = client.request(method.parse().unwrap(), format!("{}/admin/v1/{path}", town.admin));
+        let (found, headers, problem) = wait(async {
+            let response = request.send().await.unwrap();
+            (response.status().as_u16(), response.headers().clone(), response.text().await.unwrap())
+        });
+        let header = |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap());
+        let (kind, allow) = (header("content-type"), header("allow"));
+        assert_eq!((found, kind), (status, "application/problem+json"), "{method} {path}: {problem}");
+        let problem: Value = serde_json::from_str(&problem).unwrap();
+        let named = if status == 405 { allow } else { problem["field"].as_str().unwrap_or_default() };
+        assert_eq!(named, field, "{method} {path}: {problem}");
+        assert!(problem["status"] == status && text(&problem["detail"]).starts_with(detail), "{path}: {problem}");
     }
 }
 
