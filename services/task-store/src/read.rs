@@ -184,7 +184,8 @@ pub(crate) fn bare_task(task: TaskId, head: &Head, place: &Place) -> Task {
 /// A hidden task that has no answer to show.
 pub(crate) async fn snapshot_event(store: &Store, id: TaskId, head: &Head, task: Task) -> Result<Update, Error> {
     let payload = if head.hidden { Payload::Message(answer(store, id, head).await?) } else { Payload::Task(task) };
-    Ok(Update { number: head.last_event, event: Some(StreamResponse { payload: Some(payload) }) })
+    let event = Some(StreamResponse { payload: Some(payload) });
+    Ok(Update { number: head.last_event, event, ..Update::default() })
 }
 
 /// The answer of a hidden task: its last event, or once that is folded away, its last message; or the question

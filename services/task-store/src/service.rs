@@ -196,7 +196,13 @@ impl Inner {
         };
         let is_over = long_ago || head.is_over(&turn);
         let first = match snapshot {
-            Some(whole) if !waits_for_result || is_over => Some(snapshot_event(&self.store, task, &head, whole).await?),
+            Some(whole) if !waits_for_result || is_over => {
+                let mut update = snapshot_event(&self.store, task, &head, whole).await?;
+                if turn[..] != request.turn_id[..] {
+                    update.turn_id = turn.to_vec().into();
+                }
+                Some(update)
+            }
             _ => None,
         };
         let Some((until, seat)) = follow else { return Ok(Box::pin(stream::iter(first.map(Ok)))) };

@@ -432,7 +432,7 @@ impl Follow {
             let event = self.place.event(entry.payload).map_err(corrupt)?;
             self.cursor = number;
             self.over = ends;
-            return Ok(Update { number, event: Some(event) });
+            return Ok(Update { number, event: Some(event), ..Update::default() });
         }
     }
 

@@ -129,6 +129,9 @@ impl Source {
 
     fn note(&mut self, update: &Update) {
         self.number = update.number;
+        if !update.turn_id.is_empty() {
+            self.watch.turn_id.clone_from(&update.turn_id);
+        }
         self.moved = true;
         self.failing = None;
         self.pause = FIRST_PAUSE;

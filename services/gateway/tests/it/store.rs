@@ -57,7 +57,7 @@ fn part(text: &str) -> Part {
 }
 
 fn update(number: u64, payload: Payload) -> Update {
-    Update { number, event: Some(StreamResponse { payload: Some(payload) }) }
+    Update { number, event: Some(StreamResponse { payload: Some(payload) }), ..Update::default() }
 }
 
 pub(crate) fn status(number: u64, state: TaskState) -> Update {
@@ -172,7 +172,7 @@ impl TaskStore for Server {
             (Follow::None, _) => Box::pin(stream::iter([Ok(snapshot(TaskState::Submitted))])),
             (Follow::Result, "hang") => Box::pin(endless),
             (_, "hang") => Box::pin(stream::iter([Ok(snapshot(TaskState::Working))]).chain(endless)),
-            (_, "nonsense") => Box::pin(stream::iter([Ok(Update { number: 1, event: None })])),
+            (_, "nonsense") => Box::pin(stream::iter([Ok(Update { number: 1, ..Update::default() })])),
             (_, "message") => {
                 let message = Message {
                     message_id: "m-2".into(),
@@ -194,6 +194,10 @@ impl TaskStore for Server {
                 Ok(status(3, TaskState::Completed)),
             ])),
             (_, "cut") => Box::pin(stream::iter([Ok(snapshot(TaskState::Working)), Ok(artifact(2, "one"))])),
+            (_, "sent before, cut") => {
+                let first = Update { turn_id: vec![7; 16].into(), ..snapshot(TaskState::Working) };
+                Box::pin(stream::iter([Ok(first), Ok(artifact(2, "one"))]))
+            }
             (_, "break") => Box::pin(stream::iter([
                 Ok(snapshot(TaskState::Working)),
                 Err(Error::from(Kind::InvalidAgentResponse).to_status()),

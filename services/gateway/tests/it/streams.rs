@@ -166,8 +166,12 @@ async fn a_lost_store_is_a_pause_and_no_end() {
     assert_eq!(ids, ["1", "2", "3", "4"], "nothing lost, nothing twice");
     let last = answer.events().pop().unwrap();
     assert_eq!(last["statusUpdate"]["status"]["state"], "TASK_STATE_COMPLETED");
-    let watches = server.store.watches.lock().unwrap();
+    let watches = std::mem::take(&mut *server.store.watches.lock().unwrap());
     assert_eq!((watches.len(), watches[0].after), (1, Some(2)));
+    assert_eq!(watches[0].turn_id, server.store.last_send().turn_id);
+    // The turn of a message that was sent before under its name is the one of the first time.
+    server.rest("POST", "/message:stream", &send("sent before, cut")).await;
+    assert_eq!(server.store.watches.lock().unwrap()[0].turn_id[..], [7; 16]);
 }
 
 #[tokio::test]

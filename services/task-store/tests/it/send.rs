@@ -310,6 +310,24 @@ async fn a_stream_of_a_waiting_message_that_goes_on_elsewhere_does_not_end_with_
 }
 
 #[tokio::test]
+async fn a_waiting_message_that_is_sent_again_under_its_name_does_not_end_with_another_turn() {
+    let world = World::new();
+    let sent = world.send(Send::new("1").queue()).await.expect("sends");
+    let begun = world.next().await;
+    let first = Send::to(&sent, "2").queue().named("k").follow(Follow::Turn);
+    let again = first.again();
+    let turn = first.0.turn_id.clone();
+    assert_ne!(again.0.turn_id, turn);
+    assert!(one(&mut world.updates(first).await.expect("waits")).await.turn_id.is_empty(), "it is the caller's");
+    let repeated = one(&mut world.updates(again).await.expect("waits")).await;
+    assert_eq!(repeated.turn_id, turn);
+    let rest = world.rest_of(&sent.id, &repeated.turn_id, 2).await;
+    world.finish(&begun, 3, vec![status(S::InputRequired)]).await;
+    world.run_to(S::InputRequired).await;
+    assert_eq!(shorts(rest).await, ["3 INPUT_REQUIRED", "4 SUBMITTED", "5 WORKING", "6 INPUT_REQUIRED"]);
+}
+
+#[tokio::test]
 async fn a_message_that_waits_for_a_task_that_ends_is_told_so() {
     let world = World::new();
     let sent = world.send(Send::new("1").queue()).await.expect("sends");
