@@ -208,6 +208,12 @@ fn limit<'de, D: Deserializer<'de>>(text: D) -> Result<u32, D::Error> {
     parsed(text, parse, &format!("from 1 to {MAX_PAGE}"))
 }
 
+/// A variable that was not set must not mean every agent.
+fn one_agent<'de, D: Deserializer<'de>>(text: D) -> Result<String, D::Error> {
+    let parse = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    parsed(text, parse, "the id of an agent; without it, the entries of all agents are dropped")
+}
+
 /// The id of a task, as commands and paths have it.
 pub(super) fn task_id(text: &str) -> Result<String, &'static str> {
     let wrong = "must be the id of a task, such as 01932f5c-3b1e-7d2a-9c4f-5e8a7b6d0c00";
@@ -286,7 +292,8 @@ async fn drop_one(
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 struct DropMany {
-    agent: Option<String>,
+    #[serde(deserialize_with = "one_agent")]
+    agent: String,
     #[serde(deserialize_with = "instant")]
     until: u64,
 }
@@ -295,11 +302,6 @@ async fn drop_dead(
     State(mut api): State<Api>,
     Asked(DropMany { agent, until }): Asked<DropMany>,
 ) -> Answer<rialto_rpc::tasks::DropDeadReply> {
-    // A variable that was not set must not mean every agent.
-    if agent.as_deref() == Some("") {
-        return Err(Problem::wrong("agent", "must not be empty; without it, the entries of all agents are dropped"));
-    }
-    let agent = agent.unwrap_or_default();
     ask(api.admin.drop_dead(DropDeadRequest { id: String::new(), agent, until_at_ms: until })).await
 }
 
@@ -438,6 +440,8 @@ mod tests {
         }
         let detail = "until: must be a number of milliseconds since 1970";
         assert_eq!(wrong::<DropMany>("until=x"), ("until".to_owned(), detail.to_owned()));
+        let detail = "agent: must be the id of an agent; without it, the entries of all agents are dropped";
+        assert_eq!(wrong::<DropMany>("agent="), ("agent".to_owned(), detail.to_owned()));
         let detail = "x: unknown field `x`, there are no fields";
         assert_eq!(wrong::<Nothing>("x=1"), ("x".to_owned(), detail.to_owned()));
     }
@@ -449,8 +453,8 @@ mod tests {
         let query = "after=1%2B2&all=true&limit=500&older=2h&agent=a+b";
         let StuckPage { older, agent, all, limit, after } = asked(query).unwrap();
         assert_eq!((older, &agent[..], all, limit, &after[..]), (Span::secs(7200), "a b", true, 500, "1+2"));
-        let DropMany { agent, until } = asked("until=1764525600000&agent=").unwrap();
-        assert_eq!((agent.as_deref(), until), (Some(""), 1_764_525_600_000));
+        let DropMany { agent, until } = asked("until=1764525600000").unwrap();
+        assert_eq!((&agent[..], until), ("", 1_764_525_600_000));
         asked::<Nothing>("").unwrap();
     }
 
