@@ -38,6 +38,9 @@ pub struct RunnerOptions {
 
 /// After the grace: time to hand turns back.
 const HAND_BACK: Duration = Duration::from_secs(3);
+/// A replica of task-store that stops waits for runners that stop as well; whoever stops everything at once does not
+/// do it at the same instant.
+const STOPPING_TOO: Duration = Duration::from_millis(500);
 
 /// Hosts agents until `stop`; returns when their turns have ended or are handed back.
 ///
@@ -101,21 +104,25 @@ pub async fn run_with(
     };
     tokio::select! {
         _ = workers => {}
-        () = obey(&consumer, &held, tasks.clone()) => {}
+        () = obey(&consumer, &held, tasks.clone(), &stop) => {}
         () = grace => {}
     }
 }
 
 /// Passes on cancel orders, for ever. Those that get lost come with a heartbeat.
-async fn obey(consumer: &str, held: &Held, mut tasks: TaskStoreClient) {
+async fn obey(consumer: &str, held: &Held, mut tasks: TaskStoreClient, stop: &CancellationToken) {
     let mut pauses = calls::pauses();
     loop {
         match tasks.control(ControlRequest { consumer: consumer.to_owned() }).await {
             Ok(orders) => {
                 let mut orders = orders.into_inner();
                 while let Ok(Some(order)) = orders.message().await {
-                    held.cancel(&order);
                     pauses = calls::pauses();
+                    if !order.stopping {
+                        held.cancel(&order);
+                    } else if timeout(STOPPING_TOO, stop.cancelled()).await.is_err() {
+                        break;
+                    }
                 }
                 debug!("the stream of cancel orders ended, opening it again");
             }

@@ -23,7 +23,7 @@ use rialto_rpc::tasks::{
     CancelRequest, Follow, GetRequest, Idempotency, ListRequest, Scope, SendRequest, TaskStoreClient, Update,
     WatchRequest,
 };
-use rialto_runtime::config::Config;
+use rialto_runtime::{config::Config, telemetry::Seldom};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Response, Status, Streaming};
@@ -43,6 +43,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const STOP_MARGIN: Duration = Duration::from_secs(2);
 /// Longest id that is looked up; ids of tasks are far shorter.
 const MAX_ID: usize = 128;
+
+static SILENT: Seldom = Seldom::new(Duration::from_secs(10));
 
 /// The operations.
 #[derive(Debug)]
@@ -374,7 +376,9 @@ where
         match timeout_at(deadline, request(tasks.clone())).await {
             Ok(answer) => answer.map(Response::into_inner).map_err(|status| stored(&status)),
             Err(_) => {
-                warn!(after_s = STORE_TIMEOUT.as_secs(), "task-store does not answer");
+                if let Some(unsaid) = SILENT.may_say() {
+                    warn!(after_s = STORE_TIMEOUT.as_secs(), unsaid, "task-store does not answer");
+                }
                 Err(Error::unavailable())
             }
         }

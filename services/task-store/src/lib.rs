@@ -81,6 +81,8 @@ struct Inner {
     keep_names: Millis,
     /// Streams end when this is canceled; a child of whoever runs the background work.
     stop: CancellationToken,
+    /// Those that wait for cancel orders here.
+    runners: TaskTracker,
 }
 
 impl fmt::Debug for TaskStore {
@@ -106,12 +108,13 @@ impl TaskStore {
             dead: admin::Counts::default(),
             keep_names: turn::millis(options.keep_names),
             stop: CancellationToken::new(),
+            runners: TaskTracker::new(),
         }))
     }
 
     /// Starts what nobody asks for, as tasks of the tracker: listening for news of other replicas (without it
     /// followers look every 5 s), queueing lost turns again, and forgetting what is due. All of it, and every open
-    /// stream, ends when `stop` is canceled.
+    /// stream but those of runners, ends when `stop` is canceled.
     pub fn run_background(&self, stop: &CancellationToken, tracker: &TaskTracker) {
         let inner = &self.0;
         background::start(&inner.store, &inner.rules, inner.pace, stop, tracker);
@@ -120,5 +123,12 @@ impl TaskStore {
             stop.cancelled().await;
             streams.cancel();
         });
+    }
+
+    /// Waits, after the stop, until no runner needs this replica any more. When everything is stopped at once, turns
+    /// end and are handed back until then; a runner that goes on leaves for another replica.
+    pub async fn runners_gone(&self) {
+        self.0.runners.close();
+        self.0.runners.wait().await;
     }
 }

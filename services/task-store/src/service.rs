@@ -392,6 +392,10 @@ impl Inner {
     }
 
     async fn control(&self, consumer: &str) -> Result<impl Stream<Item = Result<CancelOrder, Status>> + use<>, Error> {
+        let here = self.runners.token();
+        if self.stop.is_cancelled() {
+            return Err(Error::unavailable());
+        }
         let topic = keys::control(consumer);
         let shards = try_join_all((0..self.shards()).map(|shard| self.store.engine.listen(shard, &topic)));
         let shards = shards.await.map_err(|error| failed(&error))?;
@@ -406,7 +410,12 @@ impl Inner {
             })
             .boxed()
         });
-        Ok(stream::select_all(orders).take_until(self.stop.clone().cancelled_owned()))
+        let stopping = stream::once(self.stop.clone().cancelled_owned());
+        let stopping = stopping.map(|()| Ok(CancelOrder { stopping: true, ..CancelOrder::default() }));
+        Ok(stream::select(stream::select_all(orders), stopping).map(move |order| {
+            let _ = &here;
+            order
+        }))
     }
 }
 
@@ -415,7 +424,7 @@ fn order(payload: &str) -> Option<CancelOrder> {
     let (task, turn) = payload.split_once(' ')?;
     let byte = |n: usize| u8::from_str_radix(turn.get(2 * n..2 * n + 2)?, 16).ok();
     let turn_id: Option<Vec<u8>> = (0..turn.len() / 2).map(byte).collect();
-    Some(CancelOrder { task_id: task.to_owned(), turn_id: turn_id?.into() })
+    Some(CancelOrder { task_id: task.to_owned(), turn_id: turn_id?.into(), stopping: false })
 }
 
 /// What a runner is told about a turn that it believes to own.

@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::warn;
 
-use super::otlp::Signal;
+use super::{otlp::Signal, seldom::Seldom};
 
 /// Items that wait for the collector; some megabytes at most. What comes on top is dropped.
 const QUEUE: usize = 4096;
@@ -38,12 +38,23 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// What did not reach a collector.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Losses {
     full: [AtomicU64; 3],
     refused: [AtomicU64; 3],
     failures: [AtomicU64; 3],
-    warned: Mutex<Option<Instant>>,
+    warned: Seldom,
+}
+
+impl Default for Losses {
+    fn default() -> Self {
+        Self {
+            full: Default::default(),
+            refused: Default::default(),
+            failures: Default::default(),
+            warned: Seldom::new(WARN_EVERY),
+        }
+    }
 }
 
 impl Losses {
@@ -80,26 +91,17 @@ impl Losses {
         }
     }
 
-    fn may_warn(&self) -> bool {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        let may = warned.is_none_or(|at| at.elapsed() >= WARN_EVERY);
-        if may {
-            *warned = Some(Instant::now());
-        }
-        may
-    }
-
     /// There was no room for an item.
     fn full(&self, signal: Signal) {
         self.full[signal as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes how an export ended. Says so at most once a minute: a flood of warnings would be a fault of its own.
+    /// Notes how an export ended. Says so at most once a minute.
     pub(super) fn exported(&self, signal: Signal, items: usize, result: &Result<(), String>) {
         let Err(problem) = result else { return };
         self.failures[signal as usize].fetch_add(1, Ordering::Relaxed);
         self.refused[signal as usize].fetch_add(items as u64, Ordering::Relaxed);
-        if !self.may_warn() {
+        if self.warned.may_say().is_none() {
             return;
         }
         let sum = |counts: &[AtomicU64; 3]| counts.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
@@ -221,6 +223,8 @@ impl LogProcessor for Queue<Record> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use tokio::time::advance;
 
     use super::*;
@@ -305,16 +309,5 @@ mod tests {
         advance(DELAY / 2 + Duration::from_millis(1)).await;
         settle().await;
         assert_eq!(*taken.lock().unwrap(), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn trouble_is_told_once_a_minute() {
-        let losses = Losses::default();
-        assert!(losses.may_warn());
-        advance(Duration::from_secs(59)).await;
-        assert!(!losses.may_warn());
-        advance(Duration::from_secs(1)).await;
-        assert!(losses.may_warn());
-        assert!(!losses.may_warn());
     }
 }

@@ -8,6 +8,7 @@ mod batch;
 mod log;
 mod otlp;
 mod process;
+mod seldom;
 pub mod trace;
 
 use std::{
@@ -24,10 +25,13 @@ use prometheus::{Encoder as _, Registry, TextEncoder};
 use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::log::{Format, init, say_json};
 use self::{
     batch::Losses,
     otlp::{Otlp, Signal},
+};
+pub use self::{
+    log::{Format, init, say_json},
+    seldom::Seldom,
 };
 use crate::config;
 

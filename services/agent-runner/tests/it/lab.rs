@@ -235,7 +235,7 @@ impl Lab {
             kept.turn_id.clone()
         };
         if !silently {
-            let order = CancelOrder { task_id: task_id.to_owned(), turn_id: turn_id.into() };
+            let order = CancelOrder { task_id: task_id.to_owned(), turn_id: turn_id.into(), stopping: false };
             self.fake.orders.send(order).unwrap();
         }
     }
@@ -260,6 +260,18 @@ impl Lab {
     pub(crate) fn calls(&self) -> Vec<&'static str> {
         let calls = self.fake.lock().calls.clone();
         calls.into_iter().filter(|call| !matches!(*call, "heartbeat" | "control")).collect()
+    }
+
+    /// Waits until streams of cancel orders were opened this often.
+    pub(crate) async fn listened(&self, times: usize) {
+        let mut changed = self.changed.clone();
+        timeout(PATIENCE, async {
+            while self.fake.lock().calls.iter().filter(|call| **call == "control").count() < times {
+                changed.changed().await.unwrap();
+            }
+        })
+        .await
+        .expect("the runner listens");
     }
 
     /// Entries of agent `a` that somebody still owns or will claim.

@@ -11,7 +11,7 @@ use std::{
 use prost::Message as _;
 use rialto_a2a::{Error, Kind, v1::TaskState};
 use rialto_agent_runner::backend::{Backend, Crash, End, Events, Turn};
-use rialto_rpc::tasks::RunEntry;
+use rialto_rpc::tasks::{CancelOrder, RunEntry};
 use tokio::time::timeout;
 use tonic::async_trait;
 
@@ -201,4 +201,13 @@ async fn a_command_without_a_program_stops_the_start() {
     };
     let error = rialto_agent_runner::backend::open(&agent).unwrap_err();
     assert_eq!(error.to_string(), "the command is empty");
+}
+
+#[tokio::test]
+async fn a_runner_that_goes_on_leaves_a_task_store_that_stops() {
+    let lab = Lab::with([echo()]);
+    lab.listened(1).await;
+    lab.fake.orders.send(CancelOrder { stopping: true, ..CancelOrder::default() }).unwrap();
+    lab.listened(2).await;
+    assert_eq!(lab.ask("hi").await.state, TaskState::Completed);
 }

@@ -13,6 +13,7 @@ use rialto_a2a::{
     v1::{TaskState, stream_response::Payload},
 };
 use rialto_rpc::tasks::{Follow, TaskStoreClient, Update, WatchRequest};
+use rialto_runtime::telemetry::Seldom;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tonic::Streaming;
 use tracing::{debug, warn};
@@ -22,6 +23,8 @@ use crate::operations::{STORE_TIMEOUT, stored};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+static ENDED: Seldom = Seldom::new(Duration::from_secs(10));
 
 /// Where the events of one task come from, whatever happens on the way.
 pub(super) struct Source {
@@ -161,8 +164,10 @@ impl Source {
     fn recover(&mut self, error: Error) -> Option<Error> {
         let since = *self.failing.get_or_insert_with(Instant::now);
         if error.kind != Kind::Unavailable || self.watch.id.is_empty() || since.elapsed() >= RECOVERY {
-            if error.kind == Kind::Unavailable {
-                warn!(task.id = self.watch.id, "a stream ends because task-store is away");
+            if error.kind == Kind::Unavailable
+                && let Some(unsaid) = ENDED.may_say()
+            {
+                warn!(task.id = self.watch.id, unsaid, "a stream ends because task-store is away");
             }
             self.state = State::Over;
             return Some(error);

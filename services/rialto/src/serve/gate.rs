@@ -26,6 +26,7 @@ pub(super) struct Gate(Arc<OnceLock<Servers>>);
 
 /// The two contracts of one service.
 struct Servers {
+    service: TaskStore,
     tasks: Server<TaskStore>,
     admin: AdminServer<TaskStore>,
 }
@@ -34,7 +35,15 @@ impl Gate {
     /// From here on, calls are answered.
     pub(super) fn open(&self, service: TaskStore) {
         // A second one would be another view of the same store; the first one is as good.
-        drop(self.0.set(Servers { tasks: tasks::server(service.clone()), admin: tasks::admin_server(service) }));
+        let (tasks, admin) = (tasks::server(service.clone()), tasks::admin_server(service.clone()));
+        drop(self.0.set(Servers { service, tasks, admin }));
+    }
+
+    /// Waits, after the stop, until no runner needs what is behind it any more.
+    pub(super) async fn runners_gone(&self) {
+        if let Some(servers) = self.0.get() {
+            servers.service.runners_gone().await;
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use rialto_runtime::{
 };
 use rialto_store::Engine;
 use rialto_task_store::TaskStore;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tracing::warn;
@@ -261,7 +261,7 @@ impl Process {
             let local = public.local_addr();
             let gateway = Gateway::new(config, self.tasks.clone(), local, &tracker, stop.clone())
                 .map_err(|error| format!("{error:#}"))?;
-            self.listen("gateway", public, gateway.router(), limits);
+            self.listen("gateway", public, gateway.router(), limits, stop.clone());
         }
         let (reporter, health_server) = tonic_health::server::health_reporter();
         for service in ["", tasks::task_store_server::SERVICE_NAME] {
@@ -270,7 +270,7 @@ impl Process {
         if let Some(port) = task_store {
             let router = Routes::new(health_server).into_axum_router().fallback_service(self.gate.clone());
             let limits = Limits { streams_per_connection: INTERNAL_STREAMS, ..limits };
-            self.listen("task-store", port, router, limits);
+            self.listen("task-store", port, router, limits, self.after_runners());
         }
 
         let watch_tasks = || {
@@ -310,8 +310,25 @@ impl Process {
         }
     }
 
-    fn listen(&self, name: &'static str, listener: Listener, router: Router, limits: Limits) {
-        let (stop, grace) = (self.supervisor.stop(), self.config.stop_grace.0);
+    /// The stop for task-store's port: what runners end meanwhile must be stored somewhere.
+    fn after_runners(&self) -> CancellationToken {
+        let closed = CancellationToken::new();
+        let (stop, grace, gate) = (self.supervisor.stop(), self.config.stop_grace.0, self.gate.clone());
+        self.supervisor.tracker().spawn({
+            let closed = closed.clone();
+            async move {
+                stop.cancelled().await;
+                if timeout(grace, gate.runners_gone()).await.is_err() {
+                    warn!("a runner did not leave");
+                }
+                closed.cancel();
+            }
+        });
+        closed
+    }
+
+    fn listen(&self, name: &'static str, listener: Listener, router: Router, limits: Limits, stop: CancellationToken) {
+        let grace = self.config.stop_grace.0;
         self.supervisor.part(name, async move {
             listener.serve(router, limits, stop, grace).await;
             Ok::<_, String>(())

@@ -284,3 +284,30 @@ async fn a_second_sigterm_ends_a_process_at_once() {
     let exit = runner.exit().await.unwrap();
     assert_eq!(exit.code, 143, "{}", exit.stderr);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_of_everything_at_once_is_no_attempt_and_repeats_no_step() {
+    let agents = AGENTS.replace("mount: /s,", "mount: /s, max-attempts: 1,");
+    let (cluster, client) = (cluster().config(agents).start().await.unwrap(), http());
+    let agent = format!("{}/s", cluster.gateways[0].url());
+    let mut running = stream(&client, &agent, "work:all:40x150").await;
+    let task = task_of(&events(&mut running, is_artifact).await);
+    // The time that the runner has left is longer than the others need to be gone.
+    for process in cluster.processes() {
+        process.signal(Signal::SIGTERM);
+    }
+    for process in cluster.processes() {
+        let exit = process.exit().await.unwrap();
+        assert_eq!(exit.code, 0, "{}: {}", process.name(), exit.stderr);
+    }
+    cluster.start_all().await.unwrap();
+    until("the turn is over", async || {
+        let (_, found) = get(&client, format!("{agent}/tasks/{task}")).await;
+        assert_ne!(found["status"]["state"], "TASK_STATE_FAILED", "{found}");
+        found["status"]["state"] == "TASK_STATE_COMPLETED"
+    })
+    .await;
+    let counts = cluster.counted("all");
+    assert!(counts.iter().all(|count| count["attempt"] == 1), "{counts:?}");
+    assert!((40..=41).contains(&counts.len()), "at most the step that was not journaled comes again: {counts:?}");
+}

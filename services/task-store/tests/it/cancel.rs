@@ -1,11 +1,13 @@
 //! Ending tasks from outside.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
+use futures::FutureExt as _;
 use rialto_a2a::Kind;
 use rialto_rpc::tasks::{ControlRequest, Follow, HeartbeatRequest, Outcome, task_store_server::TaskStore as _};
 use rialto_task_store::Options;
 use tokio_stream::StreamExt as _;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Request;
 
 use crate::world::*;
@@ -154,4 +156,26 @@ async fn a_canceled_task_keeps_what_it_had() {
     let canceled = world.cancel(&sent.id).await.expect("cancels");
     assert_eq!(parts(&canceled.artifacts[0].parts), "half");
     assert_eq!(canceled, world.get(&sent.id).await);
+}
+
+#[tokio::test]
+async fn a_replica_that_stops_waits_for_the_runners_that_need_it_and_takes_no_other_ones() {
+    let world = World::new();
+    world.send(Send::new("hi")).await.expect("sends");
+    let begun = world.next().await;
+    let (store, stop) = (&world.replicas[0], CancellationToken::new());
+    let tracker = TaskTracker::new();
+    store.run_background(&stop, &tracker);
+    let open = async || store.control(Request::new(ControlRequest { consumer: "r1".into() })).await;
+    let mut control = open().await.expect("opens").into_inner();
+    stop.cancel();
+    let order = control.next().await.expect("an order").expect("no error");
+    assert!(order.stopping && order.task_id.is_empty() && order.turn_id.is_empty(), "{order:?}");
+    let Err(refused) = open().await else { panic!("it goes away") };
+    assert_eq!(error(&refused).kind, Kind::Unavailable);
+    let mut gone = pin!(store.runners_gone());
+    assert!((&mut gone).now_or_never().is_none(), "a runner is still there");
+    assert_eq!(world.finish(&begun, 3, vec![status(S::Completed)]).await, Outcome::Ok);
+    drop(control);
+    gone.await;
 }
