@@ -89,7 +89,9 @@ impl Operations {
                 Error::new(Kind::Deadline, "The turn did not end in time; it goes on, see GetTask and SubscribeToTask")
             })??,
             () = self.stopping() => {
-                return Err(Error::new(Kind::Unavailable, "The server stops; the turn goes on, see GetTask"));
+                // Not UNAVAILABLE: whoever tries that again, runs the message twice.
+                let why = "The server stops before the turn has ended; it goes on, see ListTasks and SubscribeToTask";
+                return Err(Error::new(Kind::Deadline, why));
             }
         };
         let payload = match answer.event.and_then(|event| event.payload) {

@@ -267,6 +267,19 @@ async fn streams_end_at_an_event_boundary_when_the_server_stops() {
 }
 
 #[tokio::test]
+async fn a_blocking_send_that_a_stop_cuts_off_is_not_said_to_be_refused() {
+    let server = Server::with(Config { stop_grace: Span(Duration::ZERO), ..Config::default() }).await;
+    let hang = send("hang");
+    let stopped = async {
+        eventually("the message is stored", || server.store.sends.lock().unwrap().len() == 1).await;
+        server.stop.cancel();
+    };
+    let (answer, ()) = tokio::join!(server.rest("POST", "/message:send", &hang), stopped);
+    assert_eq!((answer.status, answer.json()["error"]["details"][0]["reason"].as_str()), (504, Some("DEADLINE")));
+    assert!(answer.json()["error"]["message"].as_str().unwrap().contains("it goes on"));
+}
+
+#[tokio::test]
 async fn a_subscription_that_is_idle_for_long_ends() {
     let mut config = Config::default();
     config.limits.subscription_idle = Span(Duration::from_millis(100));
