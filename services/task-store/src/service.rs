@@ -412,10 +412,8 @@ impl Inner {
         });
         let stopping = stream::once(self.stop.clone().cancelled_owned());
         let stopping = stopping.map(|()| Ok(CancelOrder { stopping: true, ..CancelOrder::default() }));
-        Ok(stream::select(stream::select_all(orders), stopping).map(move |order| {
-            let _ = &here;
-            order
-        }))
+        let orders = stream::select(stream::select_all(orders), stopping);
+        Ok(orders.zip(stream::repeat(here)).map(|(order, _here)| order))
     }
 }
 
