@@ -201,13 +201,18 @@ fn last_event(headers: &HeaderMap) -> Result<Option<u64>> {
     }
 }
 
-/// One name of 1 to 256 visible ASCII characters, taken as it is.
+/// Whether a text may be an `Idempotency-Key`: 1 to 256 visible ASCII characters.
+#[must_use]
+pub fn is_idempotency_key(text: &str) -> bool {
+    (1..=MAX_KEY).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// One name, taken as it is.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
     let mut said = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(key) = said.next() else { return Ok(None) };
-    let visible = (1..=MAX_KEY).contains(&key.len()) && key.as_bytes().iter().all(u8::is_ascii_graphic);
     match key.to_str() {
-        Ok(key) if visible && said.next().is_none() => Ok(Some(key.to_owned())),
+        Ok(key) if is_idempotency_key(key) && said.next().is_none() => Ok(Some(key.to_owned())),
         _ => Err(Error::invalid("Idempotency-Key", format!("expected once, 1 to {MAX_KEY} visible ASCII characters"))),
     }
 }

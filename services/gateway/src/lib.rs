@@ -24,6 +24,7 @@ use rialto_rpc::tasks::TaskStoreClient;
 use rialto_runtime::config::Config;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::call::is_idempotency_key;
 use crate::{
     agents::Agents, bindings::Doors, cors::Cors, follow::Follower, forwarded::Forwarded, operations::Operations,
 };

@@ -211,7 +211,7 @@ pub(crate) fn web_url(text: &str) -> Result<Url, String> {
 
 /// A name for a message, as servers take it.
 fn idempotency_key(text: &str) -> Result<String, &'static str> {
-    match (1..=256).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+    match rialto_gateway::is_idempotency_key(text) {
         true => Ok(text.to_owned()),
         false => Err("must be 1 to 256 visible ASCII characters"),
     }

@@ -310,4 +310,16 @@ mod tests {
         settle().await;
         assert_eq!(*taken.lock().unwrap(), 2);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_is_told_once_a_minute() {
+        let losses = Losses::default();
+        let may_warn = || losses.warned.may_say().is_some();
+        assert!(may_warn());
+        advance(Duration::from_secs(59)).await;
+        assert!(!may_warn());
+        advance(Duration::from_secs(1)).await;
+        assert!(may_warn());
+        assert!(!may_warn());
+    }
 }

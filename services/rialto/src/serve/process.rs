@@ -313,16 +313,14 @@ impl Process {
     /// The stop for task-store's port: what runners end meanwhile must be stored somewhere.
     fn after_runners(&self) -> CancellationToken {
         let closed = CancellationToken::new();
-        let (stop, grace, gate) = (self.supervisor.stop(), self.config.stop_grace.0, self.gate.clone());
-        self.supervisor.tracker().spawn({
-            let closed = closed.clone();
-            async move {
-                stop.cancelled().await;
-                if timeout(grace, gate.runners_gone()).await.is_err() {
-                    warn!("a runner did not leave");
-                }
-                closed.cancel();
+        let (stop, close) = (self.supervisor.stop(), closed.clone());
+        let (gate, grace) = (self.gate.clone(), self.config.stop_grace.0);
+        self.supervisor.tracker().spawn(async move {
+            stop.cancelled().await;
+            if timeout(grace, gate.runners_gone()).await.is_err() {
+                warn!("a runner did not leave");
             }
+            close.cancel();
         });
         closed
     }
